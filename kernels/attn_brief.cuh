@@ -70,7 +70,7 @@ template <int D, int TYPE, bool WINDOWED> struct brief {
         if (r.next >= r.n_tiles)
             return;
         if (lane == 0)
-            full_expect(full, tile::STAGE);
+            decode_full_expect(full, tile::STAGE);
         __syncwarp();
         if (panel < a.panel_boxes) {
             int index = min((pos >> a.page_shift) + box, r.n_pages);
@@ -78,9 +78,9 @@ template <int D, int TYPE, bool WINDOWED> struct brief {
             int at[5] = {panel * (tile::PANEL / tile::ELEM), pos & ((1 << a.page_shift) - 1), 0,
                          a.slab + r.kv_head + side * a.kv.n_kv_heads, page};
 
-            copy_box(shared_addr(r.ring) + r.stage * tile::STAGE + side * tile::BYTES +
-                         panel * tile::TOKENS * tile::PANEL + box * a.box_bytes,
-                     map, full, at, policy);
+            decode_copy_box(shared_addr(r.ring) + r.stage * tile::STAGE + side * tile::BYTES +
+                                panel * tile::TOKENS * tile::PANEL + box * a.box_bytes,
+                            map, full, at, policy);
         }
         r.stage = r.stage + 1 == STAGES ? 0 : r.stage + 1;
         r.next += WORKERS;
@@ -98,7 +98,7 @@ template <int D, int TYPE, bool WINDOWED> struct brief {
         char *rows = r.desk + 8 * warp::DESK_ROW;
 
         warp::ask_row(r.desk, a, token, r.kv_head * a.group, a.group, r.kv_head, 0, inserts);
-        copy_async_wait();
+        decode_copy_async_wait();
         __syncwarp();
         if (turn != NULL)
             warp::template turn_queries<NORMED>(r.desk, a, a.group, hd, turn);
@@ -126,7 +126,7 @@ template <int D, int TYPE, bool WINDOWED> struct brief {
             int valid = r.len - tile_idx * tile::TOKENS,
                 before = r.lowest - tile_idx * tile::TOKENS;
 
-            full_wait(r.barriers + stage * 8, parity);
+            decode_full_wait(r.barriers + stage * 8, parity);
             if (valid <= tile::TOKENS) {
                 if (inserts)
                     warp::insert_new(at, valid - 1, r.desk + 8 * warp::DESK_ROW, a.kv.head_dim);
@@ -202,7 +202,7 @@ static __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(DECODE_WARPS 
         worker = rank * DECODE_WARPS + index;
     int seq = a.decode_seqs == NULL ? at : a.decode_seqs[at];
     int token_idx = a.t.seq_start[seq];
-    uint64_t policy = evict_first();
+    uint64_t policy = decode_evict_first();
     typename b::run r;
     typename b::state st;
     piece p = {};
@@ -226,18 +226,18 @@ static __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(DECODE_WARPS 
         tensor_prefetch(&map);
 #pragma unroll 1
         for (int i = 0; i < b::STAGES; i++)
-            full_init(r.barriers + i * 8);
+            decode_full_init(r.barriers + i * 8);
         barrier_init_done();
     }
     __syncwarp();
     if (a.turns == NULL)
-        wait_for_previous();
+        decode_wait_for_previous();
 #pragma unroll 1
     for (int i = 0; i < b::STAGES; i++)
         b::ask_tile(r, a, &map, policy);
     if (a.turns != NULL)
-        wait_for_previous();
-    let_next_begin();
+        decode_wait_for_previous();
+    decode_let_next_begin();
     p.token = token_idx;
     p.head = r.kv_head * a.group;
     p.n_heads = a.group;

@@ -36,7 +36,7 @@ struct chunk_args {
 };
 
 /* Four 8 x 8 matrices from shared memory, in the layout of a left operand. */
-static __device__ inline void load_matrices(uint32_t r[4], const bf16 *p)
+static __device__ inline void chunk_load_matrices(uint32_t r[4], const bf16 *p)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -45,7 +45,7 @@ static __device__ inline void load_matrices(uint32_t r[4], const bf16 *p)
 
 /* Four matrices, each transposed: values are the right operand of the second product, and have a
  * key per row. */
-static __device__ inline void load_matrices_turned(uint32_t r[4], const bf16 *p)
+static __device__ inline void chunk_load_matrices_turned(uint32_t r[4], const bf16 *p)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -53,7 +53,8 @@ static __device__ inline void load_matrices_turned(uint32_t r[4], const bf16 *p)
 }
 
 /* c [16][8] += a [16][16] * b [16][8] */
-static __device__ inline void multiply(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
+static __device__ inline void chunk_multiply(float c[4], const uint32_t a[4], uint32_t b0,
+                                             uint32_t b1)
 {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
                  "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -62,7 +63,7 @@ static __device__ inline void multiply(float c[4], const uint32_t a[4], uint32_t
 }
 
 /* 16 bytes without a detour through registers, and not through the L1 cache. */
-static __device__ inline void copy16(bf16 *to, const k_bf16 *from)
+static __device__ inline void chunk_copy16(bf16 *to, const k_bf16 *from)
 {
     asm volatile(
         "cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((uint32_t)__cvta_generic_to_shared(to)),
@@ -72,11 +73,11 @@ static __device__ inline void copy16(bf16 *to, const k_bf16 *from)
 /* Copy a row of head_dim elements into D of shared memory; from NULL: zeros. Eight threads per
  * row. */
 template <int D>
-static __device__ inline void copy_row(bf16 *to, const k_bf16 *from, int hd, int part)
+static __device__ inline void chunk_copy_row(bf16 *to, const k_bf16 *from, int hd, int part)
 {
     for (int d = part * 8; d < D; d += 64) {
         if (from != NULL && hd % 8 == 0 && d < hd) {
-            copy16(to + d, from + d);
+            chunk_copy16(to + d, from + d);
             continue;
         }
         for (int elem = d; elem < d + 8; elem += 2)
@@ -87,7 +88,7 @@ static __device__ inline void copy_row(bf16 *to, const k_bf16 *from, int hd, int
 
 /* Copy a row of e4m3, which has to be widened on the way. */
 template <int D>
-static __device__ inline void widen_row(bf16 *to, const uint8_t *from, int hd, int part)
+static __device__ inline void chunk_widen_row(bf16 *to, const uint8_t *from, int hd, int part)
 {
     for (int d = part * 8; d < D; d += 64) {
         if (from != NULL && hd % 8 == 0 && d < hd) {
@@ -100,13 +101,13 @@ static __device__ inline void widen_row(bf16 *to, const uint8_t *from, int hd, i
     }
 }
 
-/* Close a group of copies; wait_groups() waits for groups in order. */
-static __device__ inline void end_group(void)
+/* Close a group of copies; chunk_wait_groups() waits for groups in order. */
+static __device__ inline void chunk_end_group(void)
 {
     asm volatile("cp.async.commit_group;");
 }
 
-template <int LEFT> static __device__ inline void wait_groups(void)
+template <int LEFT> static __device__ inline void chunk_wait_groups(void)
 {
     asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
 }
@@ -119,7 +120,8 @@ template <int D> struct chunk_state {
 
 /* score [16][BLOCK] = q . k, in units of log2. */
 template <int D>
-static __device__ inline void score_block(float score[BLOCK / 8][4], const bf16 *q, const bf16 *k)
+static __device__ inline void chunk_score_block(float score[BLOCK / 8][4], const bf16 *q,
+                                                const bf16 *k)
 {
     int lane = threadIdx.x % 32;
 
@@ -130,15 +132,15 @@ static __device__ inline void score_block(float score[BLOCK / 8][4], const bf16 
     for (int d = 0; d < D; d += 16) {
         uint32_t a[4];
 
-        load_matrices(a, q + (lane % 16) * (D + PAD) + d + lane / 16 * 8);
+        chunk_load_matrices(a, q + (lane % 16) * (D + PAD) + d + lane / 16 * 8);
 #pragma unroll
         for (int j = 0; j < BLOCK / 16; j++) {
             uint32_t b[4];
 
-            load_matrices(b, k + (j * 16 + lane % 8 + lane / 16 * 8) * (D + PAD) + d +
-                                 lane / 8 % 2 * 8);
-            multiply(score[2 * j], a, b[0], b[1]);
-            multiply(score[2 * j + 1], a, b[2], b[3]);
+            chunk_load_matrices(b, k + (j * 16 + lane % 8 + lane / 16 * 8) * (D + PAD) + d +
+                                       lane / 8 % 2 * 8);
+            chunk_multiply(score[2 * j], a, b[0], b[1]);
+            chunk_multiply(score[2 * j + 1], a, b[2], b[3]);
         }
     }
 }
@@ -147,8 +149,8 @@ static __device__ inline void score_block(float score[BLOCK / 8][4], const bf16 
  * maximum. limit: the last key that each of the two rows may attend to, relative to the block;
  * window: how many keys up to there. */
 template <int D>
-static __device__ inline void soften(chunk_state<D> &st, float score[BLOCK / 8][4], float scale,
-                                     const int limit[2], uint32_t window)
+static __device__ inline void chunk_soften(chunk_state<D> &st, float score[BLOCK / 8][4],
+                                           float scale, const int limit[2], uint32_t window)
 {
     int col = threadIdx.x % 4 * 2;
 
@@ -192,8 +194,8 @@ static __device__ inline void soften(chunk_state<D> &st, float score[BLOCK / 8][
 
 /* O += P . V; the scores' accumulators are already in the layout of a left operand. */
 template <int D>
-static __device__ inline void add_values(chunk_state<D> &st, const float weight[BLOCK / 8][4],
-                                         const bf16 *v)
+static __device__ inline void chunk_add_values(chunk_state<D> &st, const float weight[BLOCK / 8][4],
+                                               const bf16 *v)
 {
     int lane = threadIdx.x % 32;
 
@@ -208,9 +210,9 @@ static __device__ inline void add_values(chunk_state<D> &st, const float weight[
         for (int d = 0; d < D; d += 16) {
             uint32_t b[4];
 
-            load_matrices_turned(b, v + (j * 16 + lane % 16) * (D + PAD) + d + lane / 16 * 8);
-            multiply(st.acc[d / 8], a, b[0], b[1]);
-            multiply(st.acc[d / 8 + 1], a, b[2], b[3]);
+            chunk_load_matrices_turned(b, v + (j * 16 + lane % 16) * (D + PAD) + d + lane / 16 * 8);
+            chunk_multiply(st.acc[d / 8], a, b[0], b[1]);
+            chunk_multiply(st.acc[d / 8 + 1], a, b[2], b[3]);
         }
     }
 }
@@ -218,8 +220,9 @@ static __device__ inline void add_values(chunk_state<D> &st, const float weight[
 /* Copy keys or values (offset 0 or value_elems()) of BLOCK positions from base; zeros after last,
  * and before lowest, where pages may belong to other sequences. */
 template <int D>
-static __device__ inline void copy_block(bf16 *to, const chunk_args &a, const int32_t *pages,
-                                         int kv_head, int base, int lowest, int last, size_t offset)
+static __device__ inline void chunk_copy_block(bf16 *to, const chunk_args &a, const int32_t *pages,
+                                               int kv_head, int base, int lowest, int last,
+                                               size_t offset)
 {
     for (int row_idx = threadIdx.x / 8; row_idx < BLOCK; row_idx += WARPS * 4) {
         bool is_key = base + row_idx >= lowest && base + row_idx <= last;
@@ -228,20 +231,20 @@ static __device__ inline void copy_block(bf16 *to, const chunk_args &a, const in
         bf16 *row = to + row_idx * (D + PAD);
 
         if (a.kv.type == K_BF16)
-            copy_row<D>(row, from, a.kv.head_dim, threadIdx.x % 8);
+            chunk_copy_row<D>(row, from, a.kv.head_dim, threadIdx.x % 8);
         else /* its index in an array of bytes */
-            widen_row<D>(row,
-                         is_key ? (const uint8_t *)a.kv.pages + (from - (k_bf16 *)a.kv.pages)
-                                : (const uint8_t *)NULL,
-                         a.kv.head_dim, threadIdx.x % 8);
+            chunk_widen_row<D>(row,
+                               is_key ? (const uint8_t *)a.kv.pages + (from - (k_bf16 *)a.kv.pages)
+                                      : (const uint8_t *)NULL,
+                               a.kv.head_dim, threadIdx.x % 8);
     }
-    end_group();
+    chunk_end_group();
 }
 
 /* Epilogue: add the sums of the four lanes of a row, divide, and write the heads that exist. */
 template <int D>
-static __device__ void write_rows(const chunk_state<D> &st, const chunk_args &a, int token0,
-                                  int n_tokens, int kv_head)
+static __device__ void chunk_write_rows(const chunk_state<D> &st, const chunk_args &a, int token0,
+                                        int n_tokens, int kv_head)
 {
     int group = a.n_heads / a.kv.n_kv_heads, hd = a.kv.head_dim, lane = threadIdx.x % 32;
 
@@ -294,37 +297,37 @@ static __global__ void __launch_bounds__(WARPS * 32) attn_chunk_kernel(const chu
             a.qkv +
             ((size_t)(token0 + row / group) * (a.n_heads + 2 * a.kv.n_kv_heads) + head) * hd;
 
-        copy_row<D>(queries + row * (D + PAD), row / group < n_tokens ? from : NULL, hd,
-                    threadIdx.x % 8);
+        chunk_copy_row<D>(queries + row * (D + PAD), row / group < n_tokens ? from : NULL, hd,
+                          threadIdx.x % 8);
     }
     for (int j = 0; j < D / 8; j++)
         st.acc[j][0] = st.acc[j][1] = st.acc[j][2] = st.acc[j][3] = 0.0f;
     st.top[0] = st.top[1] = NOTHING;
     st.sum[0] = st.sum[1] = 0.0f;
-    copy_block<D>(keys, a, pages, kv_head, first, lowest, last, 0);
+    chunk_copy_block<D>(keys, a, pages, kv_head, first, lowest, last, 0);
     for (int base = first; base <= last; base += BLOCK) {
         float score[BLOCK / 8][4];
         int limit[2] = {pos0 + row0 / group - base, pos0 + (row0 + 8) / group - base};
 
-        copy_block<D>(values, a, pages, kv_head, base, lowest, last, value_elems(a.kv));
-        wait_groups<1>(); /* the keys */
+        chunk_copy_block<D>(values, a, pages, kv_head, base, lowest, last, value_elems(a.kv));
+        chunk_wait_groups<1>(); /* the keys */
         __syncthreads();
-        score_block<D>(score, queries + warp * 16 * (D + PAD), keys);
-        soften<D>(st, score, a.scale * LOG2_E, limit, window);
+        chunk_score_block<D>(score, queries + warp * 16 * (D + PAD), keys);
+        chunk_soften<D>(st, score, a.scale * LOG2_E, limit, window);
         __syncthreads();
         /* Past the end: zeros. */
-        copy_block<D>(keys, a, pages, kv_head, base + BLOCK, lowest, last, 0);
-        wait_groups<1>(); /* the values */
+        chunk_copy_block<D>(keys, a, pages, kv_head, base + BLOCK, lowest, last, 0);
+        chunk_wait_groups<1>(); /* the values */
         __syncthreads();
-        add_values<D>(st, score, values);
+        chunk_add_values<D>(st, score, values);
         __syncthreads();
     }
-    wait_groups<0>();
-    write_rows<D>(st, a, token0, n_tokens, kv_head);
+    chunk_wait_groups<0>();
+    chunk_write_rows<D>(st, a, token0, n_tokens, kv_head);
 }
 
 /* Shared memory for queries and one block each of keys and values: more than the default limit. */
-template <int D> static int launch_chunk(const chunk_args &a, k_stream stream)
+template <int D> static int chunk_launch_dim(const chunk_args &a, k_stream stream)
 {
     size_t smem = (size_t)(ROWS + 2 * BLOCK) * (D + PAD) * sizeof(bf16);
 
@@ -349,14 +352,14 @@ int k_attn_chunk(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv, const st
         args.out_scale = kv->v_scale;
     }
     if (hd <= 16)
-        return launch_chunk<16>(args, stream);
+        return chunk_launch_dim<16>(args, stream);
     if (hd <= 32)
-        return launch_chunk<32>(args, stream);
+        return chunk_launch_dim<32>(args, stream);
     if (hd <= 64)
-        return launch_chunk<64>(args, stream);
+        return chunk_launch_dim<64>(args, stream);
     if (hd <= 96)
-        return launch_chunk<96>(args, stream);
+        return chunk_launch_dim<96>(args, stream);
     if (hd <= 128)
-        return launch_chunk<128>(args, stream);
-    return launch_chunk<256>(args, stream);
+        return chunk_launch_dim<128>(args, stream);
+    return chunk_launch_dim<256>(args, stream);
 }

@@ -153,15 +153,15 @@ template <int D, int TYPE, int HEADS, bool WINDOWED> struct decode {
         }
         page = __shfl_sync(~0U, f.page, page - f.base + box);
         if (lane == 0)
-            full_expect(full, tile::STAGE);
+            decode_full_expect(full, tile::STAGE);
         __syncwarp();
         if (panel < a.panel_boxes) {
             int at[5] = {panel * (tile::PANEL / tile::ELEM), pos & ((1 << a.page_shift) - 1), 0,
                          f.slab + side * a.kv.n_kv_heads, page};
 
-            copy_box(ring + f.stage * tile::STAGE + side * tile::BYTES +
-                         panel * tile::TOKENS * tile::PANEL + box * a.box_bytes,
-                     map, full, at, policy);
+            decode_copy_box(ring + f.stage * tile::STAGE + side * tile::BYTES +
+                                panel * tile::TOKENS * tile::PANEL + box * a.box_bytes,
+                            map, full, at, policy);
         }
         f.stage = f.stage + 1 == warp::STAGES ? 0 : f.stage + 1;
         f.left--;
@@ -236,7 +236,7 @@ template <int D, int TYPE, int HEADS, bool WINDOWED> struct decode {
 
         __syncthreads();
         if (threadIdx.x == 0)
-            *arrived = add_and_see(&a.schedule->counters[span.from]);
+            *arrived = decode_add_and_see(&a.schedule->counters[span.from]);
         __syncthreads();
         if (*arrived < span.to - span.from)
             return;
@@ -378,7 +378,7 @@ template <int D, int TYPE, int HEADS, bool WINDOWED> struct decode {
         int hd = a.kv.head_dim;
         char *rows = w.desk + (HEADS + 2 * w.side) * warp::DESK_ROW;
 
-        copy_async_wait();
+        decode_copy_async_wait();
         __syncwarp();
         if (hd % 8 != 0)
             warp::lay_queries(w.desk, s.token + s.head * hd, s.n_heads, hd, s.turn);
@@ -414,7 +414,7 @@ template <int D, int TYPE, int HEADS, bool WINDOWED> struct decode {
             if (a.by_hand)
                 warp::template copy_by_hand<WINDOWED>(stage, a, w.it, s.kv_head, pos, s.lowest);
             else
-                full_wait(w.barriers + w.stage * 8, w.parity);
+                decode_full_wait(w.barriers + w.stage * 8, w.parity);
             if (valid <= tile::TOKENS) {
                 if (s.inserts)
                     warp::insert_new(stage, valid - 1,
@@ -493,7 +493,7 @@ template <int D, int TYPE, int HEADS, bool WINDOWED> struct decode {
         w.ring = shared + index * warp::RING;
         w.desk = shared + DESKS_AT + index * warp::DESK;
         w.barriers = shared_addr(shared + BARRIERS_AT) + index * warp::STAGES * 8;
-        w.policy = evict_first();
+        w.policy = decode_evict_first();
         w.f.item = mine.item, w.f.row = mine.row, w.f.tile = mine.tile;
         w.f.left = a.by_hand ? 0 : mine.n;
         w.f.stage = 0;
@@ -504,7 +504,7 @@ template <int D, int TYPE, int HEADS, bool WINDOWED> struct decode {
     /* Queries are the previous launch's result: wait for it before they are read. */
     static __device__ __forceinline__ void wait_and_ask(const walk &w, const decode_args &a)
     {
-        wait_for_previous();
+        decode_wait_for_previous();
         if (w.left > 0)
             ask_segment(w, a, segment_at(a, w.it, w.row, w.tile, w.left), w.side);
     }
@@ -527,7 +527,8 @@ static __global__ void __launch_bounds__(THREADS, 2)
         tensor_prefetch(&map);
         pieces[2 * index].at = pieces[2 * index + 1].at = NULL;
         for (int i = 0; i < k::warp::STAGES; i++)
-            full_init(shared_addr(shared + k::BARRIERS_AT) + (index * k::warp::STAGES + i) * 8);
+            decode_full_init(shared_addr(shared + k::BARRIERS_AT) +
+                             (index * k::warp::STAGES + i) * 8);
         barrier_init_done();
     }
     __syncwarp();
@@ -541,7 +542,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
         k::feed_tile(w.f, a, &map, shared_addr(w.ring), w.barriers, w.policy);
     if (a.turns != NULL)
         k::wait_and_ask(w, a);
-    let_next_begin();
+    decode_let_next_begin();
     k::template walk_share<NORMED>(w, a, &map, pieces + 2 * index);
     __syncthreads();
     k::finish_block(a, pieces, (int *)(pieces + 2 * DECODE_WARPS));
@@ -555,7 +556,7 @@ typedef CUresult (*encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, vo
                               CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 
 /* Can the TMA read these pages, tile by tile? */
-static bool engine_reads(const struct k_kv &kv, int elem)
+static bool decode_engine_reads(const struct k_kv &kv, int elem)
 {
     int bt = kv.page_tokens;
     size_t slab = (size_t)bt * kv.head_dim;
@@ -567,7 +568,7 @@ static bool engine_reads(const struct k_kv &kv, int elem)
 /* Map the pages as [page][slab][panel][token][element of the panel]. If a tile has several pages,
  * or the panels have more elements than the head, a box is one panel of [head_dim] elements, and
  * the elements after these become zero. */
-template <int D, int TYPE> static int map_pages(CUtensorMap *map, decode_args &a)
+template <int D, int TYPE> static int decode_map_pages(CUtensorMap *map, decode_args &a)
 {
     using tile = decode_tile<D, TYPE>;
     const struct k_kv &kv = a.kv;
@@ -612,8 +613,8 @@ struct decode_launch {
 };
 
 /* Programmatic stream serialization lets the kernel begin while the previous one ends. */
-static int launch(const decode_launch &l, const CUtensorMap &map, const decode_args &a,
-                  const struct k_attn_plan *plan, k_stream stream)
+static int decode_begin(const decode_launch &l, const CUtensorMap &map, const decode_args &a,
+                        const struct k_attn_plan *plan, k_stream stream)
 {
     cudaLaunchAttribute attribute = {};
     cudaLaunchConfig_t config = {};
@@ -634,15 +635,15 @@ static int launch(const decode_launch &l, const CUtensorMap &map, const decode_a
 
 /* The page map is encoded per launch: its pointers and strides may have changed with the layer. */
 template <int D, int TYPE, int HEADS, bool NORMED, bool WINDOWED>
-static int launch_decode(decode_args &a, const struct k_attn_plan *plan, k_stream stream)
+static int decode_launch_shape(decode_args &a, const struct k_attn_plan *plan, k_stream stream)
 {
     using k = decode<D, TYPE, HEADS, WINDOWED>;
     decode_launch l = {attn_decode_kernel<D, TYPE, HEADS, NORMED, WINDOWED>,
                        decode_ctas(&a.kv, plan->n_decodes), k::SHARED};
     CUtensorMap map = {};
 
-    a.by_hand = !engine_reads(a.kv, k::tile::ELEM);
-    if (!a.by_hand && map_pages<D, TYPE>(&map, a) != 0)
+    a.by_hand = !decode_engine_reads(a.kv, k::tile::ELEM);
+    if (!a.by_hand && decode_map_pages<D, TYPE>(&map, a) != 0)
         return -1;
     if constexpr (HEADS == 8) {
         using b = brief<D, TYPE, WINDOWED>;
@@ -651,36 +652,36 @@ static int launch_decode(decode_args &a, const struct k_attn_plan *plan, k_strea
             l = {attn_brief_kernel<D, TYPE, NORMED, WINDOWED>,
                  plan->n_decodes * a.kv.n_kv_heads * b::RANKS, b::SHARED};
     }
-    return launch(l, map, a, plan, stream);
+    return decode_begin(l, map, a, plan, stream);
 }
 
 template <int D, int TYPE, int HEADS, bool NORMED>
-static int choose_window(decode_args &a, const struct k_attn_plan *plan, k_stream stream)
+static int decode_choose_window(decode_args &a, const struct k_attn_plan *plan, k_stream stream)
 {
-    return a.kv.window > 0 ? launch_decode<D, TYPE, HEADS, NORMED, true>(a, plan, stream)
-                           : launch_decode<D, TYPE, HEADS, NORMED, false>(a, plan, stream);
+    return a.kv.window > 0 ? decode_launch_shape<D, TYPE, HEADS, NORMED, true>(a, plan, stream)
+                           : decode_launch_shape<D, TYPE, HEADS, NORMED, false>(a, plan, stream);
 }
 
 /* The smallest kernel that holds the group: 8 or 16 heads at a time. */
 template <int D, int TYPE, bool NORMED>
-static int choose_heads(decode_args &a, const struct k_attn_plan *plan, k_stream stream)
+static int decode_choose_heads(decode_args &a, const struct k_attn_plan *plan, k_stream stream)
 {
-    return decode_heads(a.group) == 8 ? choose_window<D, TYPE, 8, NORMED>(a, plan, stream)
-                                      : choose_window<D, TYPE, 16, NORMED>(a, plan, stream);
+    return decode_heads(a.group) == 8 ? decode_choose_window<D, TYPE, 8, NORMED>(a, plan, stream)
+                                      : decode_choose_window<D, TYPE, 16, NORMED>(a, plan, stream);
 }
 
 /* The smallest head size that was built and is not below the model's. */
 template <int TYPE>
-static int choose_d(decode_args &a, const struct k_attn_plan *plan, k_stream stream)
+static int decode_choose_d(decode_args &a, const struct k_attn_plan *plan, k_stream stream)
 {
     if (a.q_norm != NULL)
-        return a.kv.head_dim == 128 ? choose_heads<128, TYPE, true>(a, plan, stream) : -1;
+        return a.kv.head_dim == 128 ? decode_choose_heads<128, TYPE, true>(a, plan, stream) : -1;
     switch (decode_d(a.kv.head_dim)) {
-    case 64: return choose_heads<64, TYPE, false>(a, plan, stream);
-    case 80: return choose_heads<80, TYPE, false>(a, plan, stream);
-    case 96: return choose_heads<96, TYPE, false>(a, plan, stream);
-    case 128: return choose_heads<128, TYPE, false>(a, plan, stream);
-    default: return choose_heads<256, TYPE, false>(a, plan, stream);
+    case 64: return decode_choose_heads<64, TYPE, false>(a, plan, stream);
+    case 80: return decode_choose_heads<80, TYPE, false>(a, plan, stream);
+    case 96: return decode_choose_heads<96, TYPE, false>(a, plan, stream);
+    case 128: return decode_choose_heads<128, TYPE, false>(a, plan, stream);
+    default: return decode_choose_heads<256, TYPE, false>(a, plan, stream);
     }
 }
 
@@ -690,7 +691,7 @@ int k_attn_is_brief(const struct k_attn_plan *plan, const struct k_kv *kv, int n
 
     int is_short = plan->is_short || (kv->window > 0 && kv->window <= K_ATTN_SHORT);
 
-    return is_short && engine_reads(*kv, elem) && n_heads / kv->n_kv_heads <= 8 &&
+    return is_short && decode_engine_reads(*kv, elem) && n_heads / kv->n_kv_heads <= 8 &&
            plan->n_decodes * kv->n_kv_heads <= BRIEF_ROWS;
 }
 
@@ -734,8 +735,8 @@ int k_attn_decode(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv, const s
     args.scale = scale * LOG2_E;
     args.weight = 1.0f;
     if (kv->type == K_BF16)
-        return choose_d<K_BF16>(args, plan, stream);
+        return decode_choose_d<K_BF16>(args, plan, stream);
     args.scale *= kv->k_scale;
     args.weight = kv->v_scale;
-    return choose_d<K_E4M3>(args, plan, stream);
+    return decode_choose_d<K_E4M3>(args, plan, stream);
 }

@@ -119,13 +119,13 @@ static __host__ __device__ inline int decode_workers(int n_tiles, int tile_token
 }
 
 /* The first tile of worker i, and the worker of a tile. */
-static __device__ inline int share_first(int i, int n_tiles, int n_workers)
+static __device__ inline int decode_share_first(int i, int n_tiles, int n_workers)
 {
     return n_workers == 0 ? 0 : (int)((int64_t)i * n_tiles / n_workers);
 }
 
-/* The worker to whose share a tile belongs; the inverse of share_first(). */
-static __device__ inline int share_of(int tile, int n_tiles, int n_workers)
+/* The worker to whose share a tile belongs; the inverse of decode_share_first(). */
+static __device__ inline int decode_share_of(int tile, int n_tiles, int n_workers)
 {
     return (int)((((int64_t)tile + 1) * n_workers + n_tiles - 1) / n_tiles) - 1;
 }
@@ -138,19 +138,19 @@ static __host__ __device__ inline int decode_lowest(int len, int window)
 
 /* --- barriers and copies --------------------------------------------------------------- */
 
-static __device__ __forceinline__ void full_init(uint32_t barrier)
+static __device__ __forceinline__ void decode_full_init(uint32_t barrier)
 {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
 }
 
-static __device__ __forceinline__ void full_expect(uint32_t barrier, uint32_t bytes)
+static __device__ __forceinline__ void decode_full_expect(uint32_t barrier, uint32_t bytes)
 {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                  : "memory");
 }
 
 /* Spin until the stage's copies have arrived. */
-static __device__ __forceinline__ void full_wait(uint32_t barrier, uint32_t parity)
+static __device__ __forceinline__ void decode_full_wait(uint32_t barrier, uint32_t parity)
 {
     uint32_t done;
 
@@ -167,7 +167,7 @@ static __device__ __forceinline__ void full_wait(uint32_t barrier, uint32_t pari
 }
 
 /* KV is read once per step, so it is evicted first when the L2 cache needs room. */
-static __device__ __forceinline__ uint64_t evict_first(void)
+static __device__ __forceinline__ uint64_t decode_evict_first(void)
 {
     uint64_t policy;
 
@@ -176,19 +176,20 @@ static __device__ __forceinline__ uint64_t evict_first(void)
 }
 
 /* Copy 16 bytes by this thread, bypassing the L1 cache; and wait for all its copies. */
-static __device__ __forceinline__ void copy_async(uint32_t to, const void *from)
+static __device__ __forceinline__ void decode_copy_async(uint32_t to, const void *from)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
-static __device__ __forceinline__ void copy_async_wait(void)
+static __device__ __forceinline__ void decode_copy_async_wait(void)
 {
     asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
 /* A TMA copy of one box, with a hint for the L2 cache. */
-static __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap *map,
-                                                uint32_t barrier, const int at[5], uint64_t policy)
+static __device__ __forceinline__ void decode_copy_box(uint32_t to, const CUtensorMap *map,
+                                                       uint32_t barrier, const int at[5],
+                                                       uint64_t policy)
 {
     asm volatile(
         "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier"
@@ -201,20 +202,20 @@ static __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap *
 /* --- the previous and the next launch --------------------------------------------------------- */
 
 /* Until the previous launch of the stream has ended and its writes are visible. */
-static __device__ __forceinline__ void wait_for_previous(void)
+static __device__ __forceinline__ void decode_wait_for_previous(void)
 {
     asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
 /* The next launch may begin; it waits in turn for this one's end before it reads its results. */
-static __device__ __forceinline__ void let_next_begin(void)
+static __device__ __forceinline__ void decode_let_next_begin(void)
 {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
 /* Add 1 and return the old value. Together with a block barrier on either side it orders this
  * block's earlier writes and later reads with those of the other blocks that count here. */
-static __device__ __forceinline__ int add_and_see(int32_t *counter)
+static __device__ __forceinline__ int decode_add_and_see(int32_t *counter)
 {
     int old;
 
@@ -227,7 +228,7 @@ static __device__ __forceinline__ int add_and_see(int32_t *counter)
 
 /* --- matrices ---------------------------------------------------------------------------- */
 
-static __device__ __forceinline__ void load_matrices(uint32_t r[4], uint32_t at)
+static __device__ __forceinline__ void decode_load_matrices(uint32_t r[4], uint32_t at)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -235,7 +236,7 @@ static __device__ __forceinline__ void load_matrices(uint32_t r[4], uint32_t at)
                  : "memory");
 }
 
-static __device__ __forceinline__ void load_matrices_turned(uint32_t r[4], uint32_t at)
+static __device__ __forceinline__ void decode_load_matrices_turned(uint32_t r[4], uint32_t at)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -244,7 +245,7 @@ static __device__ __forceinline__ void load_matrices_turned(uint32_t r[4], uint3
 }
 
 /* Transpose an 8 x 8 matrix that is spread over the lanes of a warp. */
-static __device__ __forceinline__ uint32_t turn_matrix(uint32_t x)
+static __device__ __forceinline__ uint32_t decode_turn_matrix(uint32_t x)
 {
     uint32_t y;
 
@@ -254,8 +255,8 @@ static __device__ __forceinline__ uint32_t turn_matrix(uint32_t x)
 
 /* c [16][8] += a [16][16] * b [16][8], of bfloat16 or of float16. */
 template <int TYPE>
-static __device__ __forceinline__ void multiply(float c[4], const uint32_t a[4],
-                                                const uint32_t b[2])
+static __device__ __forceinline__ void decode_multiply(float c[4], const uint32_t a[4],
+                                                       const uint32_t b[2])
 {
     if (TYPE == K_BF16)
         asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
@@ -269,8 +270,9 @@ static __device__ __forceinline__ void multiply(float c[4], const uint32_t a[4],
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-/* Pack two numbers as operands of multiply(), the first in the lower half. */
-template <int TYPE> static __device__ __forceinline__ uint32_t pack_two(float low, float high)
+/* Pack two numbers as operands of decode_multiply(), the first in the lower half. */
+template <int TYPE>
+static __device__ __forceinline__ uint32_t decode_pack_two(float low, float high)
 {
     __half2 two;
 
@@ -281,7 +283,8 @@ template <int TYPE> static __device__ __forceinline__ uint32_t pack_two(float lo
 }
 
 /* Four e4m3 in a word as two words of float16: first the lower two, then the upper two. */
-static __device__ __forceinline__ void widen_e4m3(uint32_t *low, uint32_t *high, uint32_t four)
+static __device__ __forceinline__ void decode_widen_e4m3(uint32_t *low, uint32_t *high,
+                                                         uint32_t four)
 {
     asm("{\n"
         ".reg .b16 a, b;\n"

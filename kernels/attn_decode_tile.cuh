@@ -108,7 +108,7 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
             int from = extra < 0 ? head + row : a.n_heads + kv_head + extra * a.kv.n_kv_heads;
             int to = extra < 0 ? row : HEADS + 2 * side + extra;
 
-            copy_async(shared_addr(desk + to * DESK_ROW + d * 2), token + from * hd + d);
+            decode_copy_async(shared_addr(desk + to * DESK_ROW + d * 2), token + from * hd + d);
         }
     }
 
@@ -250,8 +250,8 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
         for (int i = 0; i < STEPS; i++) {
 #pragma unroll
             for (int pair = 0; pair < 2; pair++)
-                st.q[i][n][pair] = pack_two<TYPE>(low_half(st.q[i][n][pair]) * down,
-                                                  high_half(st.q[i][n][pair]) * down);
+                st.q[i][n][pair] = decode_pack_two<TYPE>(low_half(st.q[i][n][pair]) * down,
+                                                         high_half(st.q[i][n][pair]) * down);
         }
         st.scale[n][0] = a.scale * __shfl_sync(~0U, up, 8 * lane_col);
         st.scale[n][1] = a.scale * __shfl_sync(~0U, up, 8 * lane_col + 4);
@@ -457,29 +457,30 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
                 for (int i = 0; i < STEPS; i++) {
                     uint32_t k[4];
 
-                    load_matrices(k, keys + row_tile * 16 * tile::PANEL + pair_at(at, i));
+                    decode_load_matrices(k, keys + row_tile * 16 * tile::PANEL + pair_at(at, i));
 #pragma unroll
                     for (int n = 0; n < NT; n++)
-                        multiply<TYPE>(i % 2 == 0 ? s[row_tile][n] : odd[n], k, st.q[i][n]);
+                        decode_multiply<TYPE>(i % 2 == 0 ? s[row_tile][n] : odd[n], k, st.q[i][n]);
                 }
             } else {
 #pragma unroll
                 for (int i = 0; i < STEPS; i += 2) {
                     uint32_t r[4], k[4];
 
-                    load_matrices(r, keys + row_tile * 16 * tile::PANEL + pair_at(at, i / 2));
-                    widen_e4m3(&k[0], &k[2], r[0]);
-                    widen_e4m3(&k[1], &k[3], r[1]);
+                    decode_load_matrices(r,
+                                         keys + row_tile * 16 * tile::PANEL + pair_at(at, i / 2));
+                    decode_widen_e4m3(&k[0], &k[2], r[0]);
+                    decode_widen_e4m3(&k[1], &k[3], r[1]);
 #pragma unroll
                     for (int n = 0; n < NT; n++)
-                        multiply<TYPE>(s[row_tile][n], k, st.q[i][n]);
+                        decode_multiply<TYPE>(s[row_tile][n], k, st.q[i][n]);
                     if (i + 1 == STEPS)
                         break;
-                    widen_e4m3(&k[0], &k[2], r[2]);
-                    widen_e4m3(&k[1], &k[3], r[3]);
+                    decode_widen_e4m3(&k[0], &k[2], r[2]);
+                    decode_widen_e4m3(&k[1], &k[3], r[3]);
 #pragma unroll
                     for (int n = 0; n < NT; n++)
-                        multiply<TYPE>(odd[n], k, st.q[i + 1 < STEPS ? i + 1 : i][n]);
+                        decode_multiply<TYPE>(odd[n], k, st.q[i + 1 < STEPS ? i + 1 : i][n]);
                 }
             }
 #pragma unroll
@@ -583,8 +584,8 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
                     p[elem] = exp2_fast(s[row_tile][n][elem] - st.top[n][elem % 2]);
                     st.sum[n][elem % 2] += p[elem];
                 }
-                w[row_tile][n][0] = turn_matrix(pack_two<TYPE>(p[0], p[1]));
-                w[row_tile][n][1] = turn_matrix(pack_two<TYPE>(p[2], p[3]));
+                w[row_tile][n][0] = decode_turn_matrix(decode_pack_two<TYPE>(p[0], p[1]));
+                w[row_tile][n][1] = decode_turn_matrix(decode_pack_two<TYPE>(p[2], p[3]));
             }
         }
     }
@@ -604,23 +605,24 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
             if (TYPE == K_BF16) {
 #pragma unroll
                 for (int i = 0; i < STEPS; i++) {
-                    load_matrices_turned(v, values + row_tile * 16 * tile::PANEL + pair_at(at, i));
+                    decode_load_matrices_turned(v, values + row_tile * 16 * tile::PANEL +
+                                                       pair_at(at, i));
 #pragma unroll
                     for (int n = 0; n < NT; n++)
-                        multiply<TYPE>(st.o[i][n], v, w[row_tile][n]);
+                        decode_multiply<TYPE>(st.o[i][n], v, w[row_tile][n]);
                 }
             } else {
 #pragma unroll
                 for (int i = 0; i < STEPS; i++) {
                     if (i % 2 == 0)
-                        load_matrices_turned(r, values + row_tile * 16 * tile::PANEL +
-                                                    pair_at(at, i / 2));
+                        decode_load_matrices_turned(r, values + row_tile * 16 * tile::PANEL +
+                                                           pair_at(at, i / 2));
                     /* Tokens 2t and 2t + 1 have elements 2g and 2g + 1 each: sort by element. */
-                    widen_e4m3(&v[0], &v[1], __byte_perm(r[i % 2 * 2], 0, 0x3120));
-                    widen_e4m3(&v[2], &v[3], __byte_perm(r[i % 2 * 2 + 1], 0, 0x3120));
+                    decode_widen_e4m3(&v[0], &v[1], __byte_perm(r[i % 2 * 2], 0, 0x3120));
+                    decode_widen_e4m3(&v[2], &v[3], __byte_perm(r[i % 2 * 2 + 1], 0, 0x3120));
 #pragma unroll
                     for (int n = 0; n < NT; n++)
-                        multiply<TYPE>(st.o[i][n], v, w[row_tile][n]);
+                        decode_multiply<TYPE>(st.o[i][n], v, w[row_tile][n]);
                 }
             }
         }

@@ -31,7 +31,7 @@ struct plan_args {
 };
 
 /* Tiles of a row with len keys. */
-static __device__ inline int row_tiles_of(const plan_args &a, int len)
+static __device__ inline int plan_row_tiles_of(const plan_args &a, int len)
 {
     int tiles = (len + a.tile_tokens - 1) / a.tile_tokens;
 
@@ -39,7 +39,7 @@ static __device__ inline int row_tiles_of(const plan_args &a, int len)
 }
 
 /* Sum of x over the threads before this one, and over all threads; shared: int [PLAN_WARPS + 1]. */
-static __device__ int sum_before(int x, int *shared, int *total)
+static __device__ int plan_sum_before(int x, int *shared, int *total)
 {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, upto = x;
 
@@ -71,7 +71,7 @@ static __device__ int sum_before(int x, int *shared, int *total)
 
 /* List the items: sequences that have keys, with the number of tiles before each. Returns the
  * number of tiles. */
-static __device__ int list_items(const plan_args &a, int *n_items)
+static __device__ int plan_list_items(const plan_args &a, int *n_items)
 {
     __shared__ int shared[PLAN_WARPS + 1];
     int tiles_before = 0, items_before = 0;
@@ -83,10 +83,10 @@ static __device__ int list_items(const plan_args &a, int *n_items)
             seq = a.decode_seqs == NULL ? i : a.decode_seqs[i];
             len = a.t.kv_len[seq];
         }
-        tiles = row_tiles_of(a, len) * a.rows;
-        before = sum_before(tiles, shared, &total) + tiles_before;
+        tiles = plan_row_tiles_of(a, len) * a.rows;
+        before = plan_sum_before(tiles, shared, &total) + tiles_before;
         tiles_before += total;
-        at = sum_before(len > 0, shared, &total) + items_before;
+        at = plan_sum_before(len > 0, shared, &total) + items_before;
         items_before += total;
         if (len > 0)
             a.schedule->items[at] = {seq, len, a.t.seq_start[seq], before};
@@ -99,7 +99,7 @@ static __device__ int list_items(const plan_args &a, int *n_items)
 }
 
 /* The item to which a tile belongs: the last one that begins at or before it. */
-static __device__ int item_of(const decode_item *items, int n_items, int tile)
+static __device__ int plan_item_of(const decode_item *items, int n_items, int tile)
 {
     int low = 0, high = n_items;
 
@@ -115,14 +115,14 @@ static __device__ int item_of(const decode_item *items, int n_items, int tile)
 }
 
 /* The share of a worker: where it begins, and how many tiles it has. */
-static __device__ decode_worker share(const plan_args &a, int n_items, int first, int last)
+static __device__ decode_worker plan_share(const plan_args &a, int n_items, int first, int last)
 {
     decode_worker worker = {};
     int row_tiles;
 
-    worker.item = item_of(a.schedule->items, n_items, first);
+    worker.item = plan_item_of(a.schedule->items, n_items, first);
     worker.first = a.schedule->items[worker.item];
-    row_tiles = row_tiles_of(a, worker.first.len);
+    row_tiles = plan_row_tiles_of(a, worker.first.len);
     worker.row = (first - worker.first.first) / row_tiles;
     worker.tile = (first - worker.first.first) % row_tiles;
     worker.n = last - first;
@@ -130,21 +130,21 @@ static __device__ decode_worker share(const plan_args &a, int n_items, int first
 }
 
 /* The first and last block with tiles of the row to which a tile belongs. */
-static __device__ decode_span span_of(const plan_args &a, int n_items, int tile, int n_tiles,
-                                      int n_workers)
+static __device__ decode_span plan_span_of(const plan_args &a, int n_items, int tile, int n_tiles,
+                                           int n_workers)
 {
-    const decode_item *it = &a.schedule->items[item_of(a.schedule->items, n_items, tile)];
-    int row_tiles = row_tiles_of(a, it->len);
+    const decode_item *it = &a.schedule->items[plan_item_of(a.schedule->items, n_items, tile)];
+    int row_tiles = plan_row_tiles_of(a, it->len);
     int start = tile - (tile - it->first) % row_tiles;
 
-    return {share_of(start, n_tiles, n_workers) / DECODE_WARPS,
-            share_of(start + row_tiles - 1, n_tiles, n_workers) / DECODE_WARPS};
+    return {decode_share_of(start, n_tiles, n_workers) / DECODE_WARPS,
+            decode_share_of(start + row_tiles - 1, n_tiles, n_workers) / DECODE_WARPS};
 }
 
 static __global__ void __launch_bounds__(PLAN_THREADS) attn_schedule_kernel(const plan_args a)
 {
     decode_schedule *schedule = a.schedule;
-    int n_items, n_tiles = list_items(a, &n_items),
+    int n_items, n_tiles = plan_list_items(a, &n_items),
                  n_workers = decode_workers(n_tiles, a.tile_tokens, a.n_workers);
 
     __syncthreads();
@@ -153,16 +153,17 @@ static __global__ void __launch_bounds__(PLAN_THREADS) attn_schedule_kernel(cons
 
         schedule->counters[block] = 0;
         if ((block + 1) * DECODE_WARPS <= n_workers)
-            schedule->spans[block][i % 2] = span_of(
-                a, n_items, share_first(block * DECODE_WARPS + side, n_tiles, n_workers) - i % 2,
+            schedule->spans[block][i % 2] = plan_span_of(
+                a, n_items,
+                decode_share_first(block * DECODE_WARPS + side, n_tiles, n_workers) - i % 2,
                 n_tiles, n_workers);
     }
     for (int i = threadIdx.x; i < a.n_workers; i += PLAN_THREADS) {
-        int first = share_first(i, n_tiles, n_workers),
-            last = share_first(i + 1, n_tiles, n_workers);
+        int first = decode_share_first(i, n_tiles, n_workers),
+            last = decode_share_first(i + 1, n_tiles, n_workers);
 
         if (i < n_workers && last > first)
-            schedule->workers[i] = share(a, n_items, first, last);
+            schedule->workers[i] = plan_share(a, n_items, first, last);
         else
             schedule->workers[i] = {};
     }

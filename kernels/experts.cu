@@ -18,7 +18,7 @@
 /* --- any shape -------------------------------------------------------------------------------- */
 
 /* The expert of a place in the order of routes: starts[e] <= place < starts[e + 1]. */
-static __device__ inline int expert_of(const int32_t *starts, int n, int place)
+static __device__ inline int experts_expert_of(const int32_t *starts, int n, int place)
 {
     int low = 0, high = n;
 
@@ -34,7 +34,7 @@ static __device__ inline int expert_of(const int32_t *starts, int n, int place)
 }
 
 /* A warp's product of two rows. */
-static __device__ inline float dot_rows(const k_bf16 *w, const k_bf16 *x, int n)
+static __device__ inline float experts_dot_rows(const k_bf16 *w, const k_bf16 *x, int n)
 {
     float sum = 0.0f;
 
@@ -46,7 +46,8 @@ static __device__ inline float dot_rows(const k_bf16 *w, const k_bf16 *x, int n)
 }
 
 /* The bias of a row of an expert. */
-static __device__ inline float own_bias(const struct experts_product &p, int expert, int row)
+static __device__ inline float experts_own_bias(const struct experts_product &p, int expert,
+                                                int row)
 {
     return p.bias != NULL ? load_bf16(p.bias + (size_t)expert * p.rows + row) : 0.0f;
 }
@@ -59,17 +60,18 @@ static __global__ void __launch_bounds__(THREADS) plain_kernel(const struct expe
 
     if (place >= p.starts[p.n_experts])
         return;
-    expert = expert_of(p.starts, p.n_experts, place);
+    expert = experts_expert_of(p.starts, p.n_experts, place);
     x = p.x + (size_t)experts_row(p, place) * p.n_in;
     w = (const k_bf16 *)p.w + (size_t)expert * p.rows * p.n_in;
     for (int out = blockIdx.y * PLAIN_OUTS + threadIdx.x / 32; out < last; out += WARPS) {
         float factor = experts_factor(p, place);
-        float y = dot_rows(w + (size_t)out * p.n_in, x, p.n_in) * factor + own_bias(p, expert, out);
+        float y = experts_dot_rows(w + (size_t)out * p.n_in, x, p.n_in) * factor +
+                  experts_own_bias(p, expert, out);
 
         if (p.is_gated)
             y = gated(y,
-                      dot_rows(w + (size_t)(p.n_out + out) * p.n_in, x, p.n_in) * factor +
-                          own_bias(p, expert, p.n_out + out),
+                      experts_dot_rows(w + (size_t)(p.n_out + out) * p.n_in, x, p.n_in) * factor +
+                          experts_own_bias(p, expert, p.n_out + out),
                       p.activation);
         if (threadIdx.x % 32 == 0)
             store_bf16(p.out + (size_t)place * p.n_out + out, y);
@@ -79,7 +81,7 @@ static __global__ void __launch_bounds__(THREADS) plain_kernel(const struct expe
 /* --- the two products ------------------------------------------------------------------------- */
 
 /* How the matrix is stored; -1 if it is not to be multiplied. */
-static int format_of(const struct experts_product *p, const struct k_format *f)
+static int experts_format_of(const struct experts_product *p, const struct k_format *f)
 {
     if (k_format_is_plain(f))
         return EXPERTS_PLAIN;
@@ -93,7 +95,7 @@ static int format_of(const struct experts_product *p, const struct k_format *f)
 }
 
 /* A product in which each expert that has routes is read once. */
-static int run_few(const struct experts_product *p, int format, int n_sms, k_stream stream)
+static int experts_run_few(const struct experts_product *p, int format, int n_sms, k_stream stream)
 {
     int n_routes = p->n_tokens * p->n_used;
 
@@ -105,9 +107,9 @@ static int run_few(const struct experts_product *p, int format, int n_sms, k_str
 
 /* Both products of more routes than are worth that. x in the order of experts is in y, which is not
  * needed before the second product. */
-static int run_many(const struct k_mixing *m, struct experts_product *first,
-                    const struct experts_product *second, enum experts_format in,
-                    enum experts_format down, int n_sms, k_stream stream)
+static int experts_run_many(const struct k_mixing *m, struct experts_product *first,
+                            const struct experts_product *second, enum experts_format in,
+                            enum experts_format down, int n_sms, k_stream stream)
 {
     int rc = experts_gather(m->y, first->x, first, experts_order_of(in), stream);
 
@@ -120,8 +122,9 @@ static int run_many(const struct k_mixing *m, struct experts_product *first,
 }
 
 /* What both products have in common. */
-static struct experts_product product_of(const struct k_mixing *m, const struct k_experts *e,
-                                         const struct k_matrix *w, int n, int n_used)
+static struct experts_product experts_product_of(const struct k_mixing *m,
+                                                 const struct k_experts *e,
+                                                 const struct k_matrix *w, int n, int n_used)
 {
     struct experts_product p = {};
 
@@ -144,9 +147,10 @@ static struct experts_product product_of(const struct k_mixing *m, const struct 
 int k_run_experts(const struct k_mixing *m, const k_bf16 *x, const struct k_half_normed *norm,
                   const struct k_experts *e, int n, int n_used, int n_sms, k_stream stream)
 {
-    struct experts_product first = product_of(m, e, &e->in, n, n_used);
-    struct experts_product second = product_of(m, e, &e->down, n, n_used);
-    int in = format_of(&first, &e->in.format), down = format_of(&second, &e->down.format), rc;
+    struct experts_product first = experts_product_of(m, e, &e->in, n, n_used);
+    struct experts_product second = experts_product_of(m, e, &e->down, n, n_used);
+    int in = experts_format_of(&first, &e->in.format),
+        down = experts_format_of(&second, &e->down.format), rc;
 
     if (in < 0 || down < 0)
         return -1;
@@ -164,11 +168,11 @@ int k_run_experts(const struct k_mixing *m, const k_bf16 *x, const struct k_half
     second.out = m->y;
     second.n_out = second.rows;
     if (n > K_MIXING_FEW && e->ff_dim % 8 == 0 && first.n_in % 8 == 0)
-        return run_many(m, &first, &second, (enum experts_format)in, (enum experts_format)down,
-                        n_sms, stream);
-    rc = run_few(&first, in, n_sms, stream);
+        return experts_run_many(m, &first, &second, (enum experts_format)in,
+                                (enum experts_format)down, n_sms, stream);
+    rc = experts_run_few(&first, in, n_sms, stream);
     if (rc == 0)
-        rc = run_few(&second, down, n_sms, stream);
+        rc = experts_run_few(&second, down, n_sms, stream);
     return rc;
 }
 
@@ -186,7 +190,7 @@ struct combine_args {
 };
 
 /* Up to eight elements of a row from `at` on; zeros past its end. */
-static __device__ inline void load_some(float v[WIDE], const k_bf16 *row, int at, int dim)
+static __device__ inline void experts_load_some(float v[WIDE], const k_bf16 *row, int at, int dim)
 {
     if (dim % WIDE == 0) {
         load_eight(v, row + at);
@@ -197,7 +201,7 @@ static __device__ inline void load_some(float v[WIDE], const k_bf16 *row, int at
         v[i] = at + i < dim ? load_bf16(row + at + i) : 0.0f;
 }
 
-static __device__ inline void store_some(k_bf16 *row, const float v[WIDE], int at, int dim)
+static __device__ inline void experts_store_some(k_bf16 *row, const float v[WIDE], int at, int dim)
 {
     if (dim % WIDE == 0) {
         store_eight(row + at, v);
@@ -211,7 +215,7 @@ static __device__ inline void store_some(k_bf16 *row, const float v[WIDE], int a
 }
 
 /* The factor of what out has already; by the whole block. */
-static __device__ inline float own_factor(const combine_args &a, int token)
+static __device__ inline float experts_own_factor(const combine_args &a, int token)
 {
     __shared__ float sums[33];
     const k_bf16 *x = (const k_bf16 *)a.c.x + (size_t)token * a.c.dim;
@@ -230,7 +234,7 @@ struct combine_end {
     uint4 norm;
 };
 
-static __device__ inline combine_end begin_end(const combine_args &a, int token, int at)
+static __device__ inline combine_end experts_begin_end(const combine_args &a, int token, int at)
 {
     combine_end e = {};
 
@@ -244,8 +248,8 @@ static __device__ inline combine_end begin_end(const combine_args &a, int token,
 
 /* The rest of K_PRODUCT_RESIDUAL for eight elements; two neighbouring lanes have the 16 of a sum of
  * squares. */
-static __device__ inline void end_residual(const combine_args &a, const combine_end &e,
-                                           const float v[WIDE], int token, int at)
+static __device__ inline void experts_end_residual(const combine_args &a, const combine_end &e,
+                                                   const float v[WIDE], int token, int at)
 {
     size_t elem = (size_t)token * a.c.dim + at;
     float square = 0.0f,
@@ -270,8 +274,8 @@ static __device__ inline void end_residual(const combine_args &a, const combine_
 
 /* sum += weight * row of SLOTS slots from `slot` on, in their order; all rows are requested before
  * the first is added. Slots past n_used have no row. */
-static __device__ inline void add_slots(const combine_args &a, float (&sum)[WIDE], int token,
-                                        int slot, int at)
+static __device__ inline void experts_add_slots(const combine_args &a, float (&sum)[WIDE],
+                                                int token, int slot, int at)
 {
     size_t first = (size_t)token * a.c.n_used;
     float v[SLOTS][WIDE], weight[SLOTS];
@@ -287,7 +291,7 @@ static __device__ inline void add_slots(const combine_args &a, float (&sum)[WIDE
 #pragma unroll
     for (int i = 0; i < SLOTS; i++) {
         if (place[i] >= 0)
-            load_some(v[i], a.y + (size_t)place[i] * a.c.dim, at, a.c.dim);
+            experts_load_some(v[i], a.y + (size_t)place[i] * a.c.dim, at, a.c.dim);
     }
 #pragma unroll
     for (int i = 0; i < SLOTS; i++) {
@@ -304,23 +308,23 @@ static __global__ void __launch_bounds__(THREADS) combine_kernel(combine_args a)
     float own, sum[WIDE] = {}, v[WIDE];
     combine_end end;
 
-    wait_for_previous();
-    end = begin_end(a, token, at);
-    own = own_factor(a, token);
+    experts_wait_for_previous();
+    end = experts_begin_end(a, token, at);
+    own = experts_own_factor(a, token);
     if (at >= dim)
         return;
     if (a.c.adds) {
-        load_some(v, a.out + (size_t)token * dim, at, dim);
+        experts_load_some(v, a.out + (size_t)token * dim, at, dim);
 #pragma unroll
         for (int i = 0; i < WIDE; i++)
             sum[i] = own * v[i];
     }
     for (int slot = 0; slot < a.c.n_used; slot += SLOTS)
-        add_slots(a, sum, token, slot, at);
+        experts_add_slots(a, sum, token, slot, at);
     if (a.residual != NULL)
-        end_residual(a, end, sum, token, at);
+        experts_end_residual(a, end, sum, token, at);
     else
-        store_some(a.out + (size_t)token * dim, sum, at, dim);
+        experts_store_some(a.out + (size_t)token * dim, sum, at, dim);
 }
 
 int k_combine(k_bf16 *out, const struct k_mixing *m, const struct k_combining *c,
@@ -342,6 +346,7 @@ int k_combine(k_bf16 *out, const struct k_mixing *m, const struct k_combining *c
         a.normed = residual->normed;
         a.is_half = residual->y_is_half;
     }
-    return launch_early(combine_kernel, dim3(n, (c->dim + THREADS * WIDE - 1) / (THREADS * WIDE)),
-                        THREADS, 0, stream, a);
+    return experts_launch_early(combine_kernel,
+                                dim3(n, (c->dim + THREADS * WIDE - 1) / (THREADS * WIDE)), THREADS,
+                                0, stream, a);
 }

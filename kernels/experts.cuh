@@ -86,15 +86,15 @@ static __device__ __forceinline__ void experts_multiply(float (&c)[4], uint32_t 
 /* Kernels of a step of few tokens are launched while the previous kernel still runs, which hides
  * the launch. Each calls this before it reads or writes anything that others write; only then may
  * the next one be launched. */
-static __device__ __forceinline__ void wait_for_previous(void)
+static __device__ __forceinline__ void experts_wait_for_previous(void)
 {
     asm volatile("griddepcontrol.wait;" ::: "memory");
     asm volatile("griddepcontrol.launch_dependents;");
 }
 
 template <class... P, class... A>
-static inline int launch_early(void (*kernel)(P...), dim3 grid, unsigned block, size_t smem,
-                               k_stream stream, A... args)
+static inline int experts_launch_early(void (*kernel)(P...), dim3 grid, unsigned block, size_t smem,
+                                       k_stream stream, A... args)
 {
     cudaLaunchAttribute attribute = {};
     cudaLaunchConfig_t config = {};
@@ -111,13 +111,13 @@ static inline int launch_early(void (*kernel)(P...), dim3 grid, unsigned block, 
 }
 
 /* Bring the line at p to the L2 cache. */
-static __device__ __forceinline__ void fetch_line(const void *p)
+static __device__ __forceinline__ void experts_fetch_line(const void *p)
 {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
 }
 
 /* 16 bytes of weights, which are read once. */
-static __device__ __forceinline__ uint4 load_once(const void *p)
+static __device__ __forceinline__ uint4 experts_load_once(const void *p)
 {
     uint4 v;
 
@@ -128,7 +128,7 @@ static __device__ __forceinline__ uint4 load_once(const void *p)
 }
 
 /* 16 bytes from memory to shared memory, without waiting; zeros if not `has`. */
-static __device__ __forceinline__ void copy_later(void *to, const void *from, bool has)
+static __device__ __forceinline__ void experts_copy_later(void *to, const void *from, bool has)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
                      (uint32_t)__cvta_generic_to_shared(to)),
@@ -136,13 +136,13 @@ static __device__ __forceinline__ void copy_later(void *to, const void *from, bo
                  : "memory");
 }
 
-static __device__ __forceinline__ void copies_commit(void)
+static __device__ __forceinline__ void experts_copies_commit(void)
 {
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
 /* Wait until at most LEFT groups of this thread's copies are under way. */
-template <int LEFT> static __device__ __forceinline__ void copies_wait(void)
+template <int LEFT> static __device__ __forceinline__ void experts_copies_wait(void)
 {
     asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
 }

@@ -41,13 +41,13 @@
 #define COLS_MAX 64 /* routes of an expert at a time */
 #define SUMS     (COLS_MAX / 8 * 4 * 32)
 
-template <int FORMAT> static __device__ __host__ constexpr int box_bytes(void)
+template <int FORMAT> static __device__ __host__ constexpr int few_box_bytes(void)
 {
     return FORMAT == EXPERTS_MXFP4 ? 2 * K_MXFP4_RECORD : 2048;
 }
 
 template <int FORMAT> struct few_shared {
-    char boxes[WARPS][DEPTH][box_bytes<FORMAT>()];
+    char boxes[WARPS][DEPTH][few_box_bytes<FORMAT>()];
     float sums[PAIRS][SUMS];
     uint64_t full[WARPS][DEPTH];
 };
@@ -73,7 +73,7 @@ struct few_ring {
     int item, last, expert, box, left; /* to be loaded next; left: passes over its columns */
 };
 
-template <int FORMAT> static __device__ __host__ constexpr int box_elems(void)
+template <int FORMAT> static __device__ __host__ constexpr int few_box_elems(void)
 {
     return FORMAT == EXPERTS_PLAIN ? 64 : FORMAT == EXPERTS_MXFP4 ? 2 * K_MXFP4_COLS : 128;
 }
@@ -102,8 +102,8 @@ static __device__ inline few_item few_item_of(const few_args &a, const few_ring 
 }
 
 /* Weights are read once per step: evict first. */
-static __device__ inline void copy_box(void *to, const CUtensorMap *map, int elem, int row,
-                                       int expert, uint64_t *bar)
+static __device__ inline void few_copy_box(void *to, const CUtensorMap *map, int elem, int row,
+                                           int expert, uint64_t *bar)
 {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
                  ".L2::cache_hint [%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(shared_addr(to)),
@@ -113,7 +113,7 @@ static __device__ inline void copy_box(void *to, const CUtensorMap *map, int ele
 }
 
 /* The same from memory without a map; bytes is a multiple of 16. */
-static __device__ inline void copy_run(char *to, const char *from, int bytes, uint64_t *bar)
+static __device__ inline void few_copy_run(char *to, const char *from, int bytes, uint64_t *bar)
 {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
                  ".L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(shared_addr(to)),
@@ -123,8 +123,8 @@ static __device__ inline void copy_run(char *to, const char *from, int bytes, ui
 
 /* A box of MXFP4: two records of a strip, or the last one. Of a last half record the columns past
  * the end are left out, which is a 45th of a row of 2880. */
-static __device__ inline void copy_records(char *to, const few_args &a, int expert, int tile,
-                                           int box, uint64_t *bar)
+static __device__ inline void few_copy_records(char *to, const few_args &a, int expert, int tile,
+                                               int box, uint64_t *bar)
 {
     int n_records = k_mxfp4_records(a.p.n_in), n = min(n_records - 2 * box, 2);
     const char *from = (const char *)a.p.w +
@@ -133,12 +133,12 @@ static __device__ inline void copy_records(char *to, const few_args &a, int expe
 
     if (n == 1 && left <= K_MXFP4_COLS / 2) {
         barrier_expect(bar, K_MXFP4_RECORD - codes);
-        copy_run(to, from, codes, bar);
-        copy_run(to + K_MXFP4_CODES, from + K_MXFP4_CODES, K_MXFP4_RECORD - K_MXFP4_CODES, bar);
+        few_copy_run(to, from, codes, bar);
+        few_copy_run(to + K_MXFP4_CODES, from + K_MXFP4_CODES, K_MXFP4_RECORD - K_MXFP4_CODES, bar);
         return;
     }
     barrier_expect(bar, n * K_MXFP4_RECORD);
-    copy_run(to, from, n * K_MXFP4_RECORD, bar);
+    few_copy_run(to, from, n * K_MXFP4_RECORD, bar);
 }
 
 /* Look up the item that is to be loaded next. */
@@ -163,14 +163,14 @@ static __device__ inline void few_load(few_ring &r, const CUtensorMap *map, cons
     if (r.item >= r.last)
         return;
     if (leads()) {
-        char *to = r.boxes + stage * box_bytes<FORMAT>();
+        char *to = r.boxes + stage * few_box_bytes<FORMAT>();
 
         if constexpr (FORMAT == EXPERTS_MXFP4) {
-            copy_records(to, a, r.expert, r.item % a.n_tiles, r.box, &r.full[stage]);
+            few_copy_records(to, a, r.expert, r.item % a.n_tiles, r.box, &r.full[stage]);
         } else {
-            barrier_expect(&r.full[stage], box_bytes<FORMAT>());
-            copy_box(to, map, r.box * box_elems<FORMAT>(),
-                     r.item % a.n_tiles * (a.p.is_gated ? 8 : TILE), r.expert, &r.full[stage]);
+            barrier_expect(&r.full[stage], few_box_bytes<FORMAT>());
+            few_copy_box(to, map, r.box * few_box_elems<FORMAT>(),
+                         r.item % a.n_tiles * (a.p.is_gated ? 8 : TILE), r.expert, &r.full[stage]);
         }
     }
     r.box += 2;
@@ -227,7 +227,7 @@ template <int FORMAT> struct few_column {
 template <int FORMAT>
 static __device__ inline few_column<FORMAT> few_inputs(const k_bf16 *x, int box, int n_in)
 {
-    int at = box * box_elems<FORMAT>() + threadIdx.x % 4 * (box_elems<FORMAT>() / 4);
+    int at = box * few_box_elems<FORMAT>() + threadIdx.x % 4 * (few_box_elems<FORMAT>() / 4);
     few_column<FORMAT> c;
 
 #pragma unroll
@@ -328,8 +328,8 @@ static __device__ inline int few_row(const struct experts_product &p, int tile, 
 
 /* The scales of a box's two rows of blocks. */
 template <int FORMAT>
-static __device__ inline float2 box_scales(const struct experts_product &p, const float *low,
-                                           const float *high, int box)
+static __device__ inline float2 few_box_scales(const struct experts_product &p, const float *low,
+                                               const float *high, int box)
 {
     if (FORMAT != EXPERTS_IN_BLOCKS)
         return make_float2(1.0f, 1.0f);
@@ -340,7 +340,7 @@ static __device__ inline float2 box_scales(const struct experts_product &p, cons
 
 /* The sums of both warps of an item, in its first warp. */
 template <int NT>
-static __device__ inline void add_halves(float (&acc)[NT][4], float *sums, int warp)
+static __device__ inline void few_add_halves(float (&acc)[NT][4], float *sums, int warp)
 {
     int lane = threadIdx.x % 32, pair = warp / 2;
 
@@ -422,15 +422,15 @@ static __device__ inline void few_columns(few_ring &r, const CUtensorMap *map, c
         x[i] = p.x + (size_t)experts_row(p, first + min(i * 8 + g, n - 1)) * p.n_in;
 #pragma unroll 1
     for (int box = warp % 2; box < a.n_boxes; box += 2) {
-        const char *stage = r.boxes + r.stage * box_bytes<FORMAT>();
+        const char *stage = r.boxes + r.stage * few_box_bytes<FORMAT>();
 
         if constexpr (FORMAT == EXPERTS_MXFP4) {
             barrier_wait(&r.full[r.stage], r.parity);
-            few_records<NT>(acc, stage, x, box * box_elems<FORMAT>(), p.n_in);
+            few_records<NT>(acc, stage, x, box * few_box_elems<FORMAT>(), p.n_in);
             few_next<FORMAT>(r, map, a, warp);
         } else {
             few_column<FORMAT> begun = few_inputs<FORMAT>(x[0], box, p.n_in);
-            float2 scales = box_scales<FORMAT>(p, low, high, box);
+            float2 scales = few_box_scales<FORMAT>(p, low, high, box);
             few_parts<FORMAT> w;
 
             barrier_wait(&r.full[r.stage], r.parity);
@@ -442,7 +442,7 @@ static __device__ inline void few_columns(few_ring &r, const CUtensorMap *map, c
                 few_box<FORMAT>(acc[i], w, few_inputs<FORMAT>(x[i], box, p.n_in), scales);
         }
     }
-    add_halves<NT>(acc, sums, warp);
+    few_add_halves<NT>(acc, sums, warp);
     if (warp % 2 == 0)
         few_end<FORMAT, NT>(p, it, acc, factors, first, n);
 }
@@ -487,7 +487,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     }
     __syncwarp();
     if (a.p.is_gated) /* else the choices are older than the previous kernel */
-        wait_for_previous();
+        experts_wait_for_previous();
     r.seen = lane <= a.p.n_experts ? __ldcg(a.p.touched + lane) : 0;
     n_items = __shfl_sync(~0U, r.seen, 0) * a.n_tiles;
     first = (int)((int64_t)n_items * blockIdx.x / gridDim.x);
@@ -497,7 +497,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     for (int i = 0; i < DEPTH; i++)
         few_load<FORMAT>(r, &map, a, warp, i);
     if (!a.p.is_gated)
-        wait_for_previous();
+        experts_wait_for_previous();
     for (int item = first + warp / 2; item < r.last; item += PAIRS)
         few_run_item<FORMAT>(r, &map, a, few_item_of(a, r, item), s.sums[warp / 2]);
 }
@@ -505,7 +505,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
 /* --- launching -------------------------------------------------------------------------------- */
 
 /* Map the matrix as [experts][parts][rows][n_in]: gates and ups are two parts. */
-static int encode_map(CUtensorMap *map, const struct experts_product *p, bool is_bytes)
+static int few_encode_map(CUtensorMap *map, const struct experts_product *p, bool is_bytes)
 {
     cuuint64_t row_bytes = (cuuint64_t)p->n_in * (is_bytes ? 1 : 2);
     cuuint64_t rows = (cuuint64_t)p->n_out, parts = p->is_gated ? 2 : 1;
@@ -516,29 +516,30 @@ static int encode_map(CUtensorMap *map, const struct experts_product *p, bool is
     return encode_boxes(map, is_bytes, (void *)(uintptr_t)p->w, 4, sizes, strides, box);
 }
 
-template <int FORMAT> static int launch(const struct experts_product *p, int n_sms, k_stream stream)
+template <int FORMAT>
+static int few_launch(const struct experts_product *p, int n_sms, k_stream stream)
 {
     const size_t bytes = sizeof(few_shared<FORMAT>);
-    const int rows = p->is_gated ? 8 : TILE, elems = box_elems<FORMAT>();
+    const int rows = p->is_gated ? 8 : TILE, elems = few_box_elems<FORMAT>();
     few_args a = {*p, (p->n_out + rows - 1) / rows, (p->n_in + elems - 1) / elems};
     CUtensorMap map = {};
 
     static_assert(sizeof(few_shared<FORMAT>) <= 227 * 1024, "shared memory");
-    if ((FORMAT != EXPERTS_MXFP4 && encode_map(&map, p, FORMAT != EXPERTS_PLAIN) != 0) ||
+    if ((FORMAT != EXPERTS_MXFP4 && few_encode_map(&map, p, FORMAT != EXPERTS_PLAIN) != 0) ||
         cudaFuncSetAttribute(few_kernel<FORMAT>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              (int)bytes) != cudaSuccess)
         return -1;
-    return launch_early(few_kernel<FORMAT>, dim3(n_sms), THREADS, bytes, stream, map, a);
+    return experts_launch_early(few_kernel<FORMAT>, dim3(n_sms), THREADS, bytes, stream, map, a);
 }
 
 int experts_few(const struct experts_product *p, enum experts_format format, int n_sms,
                 k_stream stream)
 {
     switch (format) {
-    case EXPERTS_PLAIN: return launch<EXPERTS_PLAIN>(p, n_sms, stream);
-    case EXPERTS_BY_ROW: return launch<EXPERTS_BY_ROW>(p, n_sms, stream);
-    case EXPERTS_IN_BLOCKS: return launch<EXPERTS_IN_BLOCKS>(p, n_sms, stream);
-    case EXPERTS_MXFP4: return launch<EXPERTS_MXFP4>(p, n_sms, stream);
+    case EXPERTS_PLAIN: return few_launch<EXPERTS_PLAIN>(p, n_sms, stream);
+    case EXPERTS_BY_ROW: return few_launch<EXPERTS_BY_ROW>(p, n_sms, stream);
+    case EXPERTS_IN_BLOCKS: return few_launch<EXPERTS_IN_BLOCKS>(p, n_sms, stream);
+    case EXPERTS_MXFP4: return few_launch<EXPERTS_MXFP4>(p, n_sms, stream);
     }
     return -1;
 }

@@ -46,7 +46,7 @@ struct eight_weights {
     float v[8];
 };
 
-static __device__ inline eight_weights load_weights(const float *w, int at, int dim)
+static __device__ inline eight_weights route_load_weights(const float *w, int at, int dim)
 {
     eight_weights e;
 
@@ -63,7 +63,7 @@ static __device__ inline eight_weights load_weights(const float *w, int at, int 
     return e;
 }
 
-static __device__ inline uint4 load_inputs(const k_bf16 *x, int at, int dim)
+static __device__ inline uint4 route_load_inputs(const k_bf16 *x, int at, int dim)
 {
     uint32_t words[4];
 
@@ -77,7 +77,7 @@ static __device__ inline uint4 load_inputs(const k_bf16 *x, int at, int dim)
 }
 
 /* Take the upper bfloat16 of eight numbers, and leave the rest. */
-static __device__ inline uint4 take_part(eight_weights &e)
+static __device__ inline uint4 route_take_part(eight_weights &e)
 {
     uint32_t words[4];
 
@@ -91,14 +91,14 @@ static __device__ inline uint4 take_part(eight_weights &e)
 }
 
 /* Eight elements of each lane: c += rows g and g + 8 of w, and a row of x. */
-static __device__ inline void multiply_eight(float (&c)[4], const uint4 &low, const uint4 &high,
-                                             const uint4 &x)
+static __device__ inline void route_multiply_eight(float (&c)[4], const uint4 &low,
+                                                   const uint4 &high, const uint4 &x)
 {
     experts_multiply(c, low.x, high.x, low.y, high.y, x.x, x.y);
     experts_multiply(c, low.z, high.z, low.w, high.w, x.z, x.w);
 }
 
-static __device__ inline bool has_bits(const uint4 &v)
+static __device__ inline bool route_has_bits(const uint4 &v)
 {
     return ((v.x | v.y | v.z | v.w) & 0x7fff7fffU) != 0;
 }
@@ -111,7 +111,7 @@ template <int NT> struct logits_tile {
 };
 
 template <int NT>
-static __device__ inline logits_tile<NT> tile_of(const route_args &a, int expert, int token)
+static __device__ inline logits_tile<NT> route_tile_of(const route_args &a, int expert, int token)
 {
     int g = threadIdx.x % 32 / 4, last = a.r.n_experts - 1;
     logits_tile<NT> t;
@@ -126,36 +126,36 @@ static __device__ inline logits_tile<NT> tile_of(const route_args &a, int expert
 
 /* acc += the products of a chunk whose elements of this lane begin at `at`. */
 template <int NT>
-static __device__ inline void add_chunk(float (&acc)[NT][4], eight_weights &low,
-                                        eight_weights &high, const uint4 (&x)[NT])
+static __device__ inline void route_add_chunk(float (&acc)[NT][4], eight_weights &low,
+                                              eight_weights &high, const uint4 (&x)[NT])
 {
 #pragma unroll
     for (int part = 0; part < 3; part++) {
-        uint4 of_low = take_part(low), of_high = take_part(high);
+        uint4 of_low = route_take_part(low), of_high = route_take_part(high);
 
-        if (part > 0 && __any_sync(~0U, has_bits(of_low) || has_bits(of_high)) == 0)
+        if (part > 0 && __any_sync(~0U, route_has_bits(of_low) || route_has_bits(of_high)) == 0)
             return; /* nothing is left of any weight */
 #pragma unroll
         for (int i = 0; i < NT; i++)
-            multiply_eight(acc[i], of_low, of_high, x[i]);
+            route_multiply_eight(acc[i], of_low, of_high, x[i]);
     }
 }
 
 /* acc += a slice. Loads of the next chunk are under way while this one is multiplied. */
 template <int NT>
-static __device__ inline void add_slice(float (&acc)[NT][4], const logits_tile<NT> &t,
-                                        const route_args &a, int slice)
+static __device__ inline void route_add_slice(float (&acc)[NT][4], const logits_tile<NT> &t,
+                                              const route_args &a, int slice)
 {
     int first = slice * a.slice, last = min(first + a.slice, a.dim);
     int at = first + threadIdx.x % 4 * 8;
     eight_weights low, high, next_low, next_high;
     uint4 x[NT], next_x[NT];
 
-    next_low = load_weights(t.low, at, a.dim);
-    next_high = load_weights(t.high, at, a.dim);
+    next_low = route_load_weights(t.low, at, a.dim);
+    next_high = route_load_weights(t.high, at, a.dim);
 #pragma unroll
     for (int i = 0; i < NT; i++)
-        next_x[i] = load_inputs(t.x[i], at, a.dim);
+        next_x[i] = route_load_inputs(t.x[i], at, a.dim);
     for (; first < last; first += CHUNK, at += CHUNK) {
         low = next_low;
         high = next_high;
@@ -163,18 +163,18 @@ static __device__ inline void add_slice(float (&acc)[NT][4], const logits_tile<N
         for (int i = 0; i < NT; i++)
             x[i] = next_x[i];
         if (first + CHUNK < last) {
-            next_low = load_weights(t.low, at + CHUNK, a.dim);
-            next_high = load_weights(t.high, at + CHUNK, a.dim);
+            next_low = route_load_weights(t.low, at + CHUNK, a.dim);
+            next_high = route_load_weights(t.high, at + CHUNK, a.dim);
 #pragma unroll
             for (int i = 0; i < NT; i++)
-                next_x[i] = load_inputs(t.x[i], at + CHUNK, a.dim);
+                next_x[i] = route_load_inputs(t.x[i], at + CHUNK, a.dim);
         }
-        add_chunk<NT>(acc, low, high, x);
+        route_add_chunk<NT>(acc, low, high, x);
     }
 }
 
-static __device__ inline void store_logit(const route_args &a, int token, int expert, float sum,
-                                          float factor)
+static __device__ inline void route_store_logit(const route_args &a, int token, int expert,
+                                                float sum, float factor)
 {
     if (token < a.n && expert < a.r.n_experts)
         a.m.logits[(size_t)token * a.r.n_experts + expert] =
@@ -182,7 +182,7 @@ static __device__ inline void store_logit(const route_args &a, int token, int ex
 }
 
 /* 1 / root of the mean square of a token, by a warp; 1 if x is normed. */
-static __device__ inline float find_factor(const route_args &a, int token)
+static __device__ inline float route_find_factor(const route_args &a, int token)
 {
     const float *sums = a.norm.sums + (size_t)token * a.norm.n_sums;
     float sum = 0.0f;
@@ -199,14 +199,15 @@ static __device__ inline float find_factor(const route_args &a, int token)
 
 /* Logits of some experts and 8 tokens by a block with a warp for each slice. sums: shared memory
  * [SLICES][TILE][8]. */
-static __device__ inline void make_logits(const route_args &a, int expert, int token, float *sums)
+static __device__ inline void route_make_logits(const route_args &a, int expert, int token,
+                                                float *sums)
 {
     int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
     float acc[1][4] = {}, sum = 0.0f;
     __shared__ float factors[8];
 
     if (warp < 8) {
-        float factor = find_factor(a, token + warp);
+        float factor = route_find_factor(a, token + warp);
 
         if (threadIdx.x % 32 == 0)
             factors[warp] = factor;
@@ -214,7 +215,7 @@ static __device__ inline void make_logits(const route_args &a, int expert, int t
             a.m.inverse[token + warp] = factor;
     }
     if (warp * a.slice < a.dim)
-        add_slice<1>(acc, tile_of<1>(a, expert, token), a, warp);
+        route_add_slice<1>(acc, route_tile_of<1>(a, expert, token), a, warp);
 #pragma unroll
     for (int i = 0; i < 4; i++)
         sums[(warp * TILE + g + i / 2 * 8) * 8 + q * 2 + i % 2] = acc[0][i];
@@ -224,14 +225,14 @@ static __device__ inline void make_logits(const route_args &a, int expert, int t
 #pragma unroll
     for (int i = 0; i < SLICES; i++)
         sum += sums[i * TILE * 8 + threadIdx.x];
-    store_logit(a, token + (int)threadIdx.x % 8, expert + (int)threadIdx.x / 8, sum,
-                factors[threadIdx.x % 8]);
+    route_store_logit(a, token + (int)threadIdx.x % 8, expert + (int)threadIdx.x / 8, sum,
+                      factors[threadIdx.x % 8]);
 }
 
 /* --- choices ---------------------------------------------------------------------------------- */
 
 /* A number as a key of the same order: NaN is 1, less than all numbers; 0 is free for "taken". */
-static __device__ inline uint32_t key_of(float x)
+static __device__ inline uint32_t route_key_of(float x)
 {
     uint32_t bits = __float_as_uint(x + 0.0f); /* -0 becomes 0 */
 
@@ -241,21 +242,21 @@ static __device__ inline uint32_t key_of(float x)
 }
 
 /* The number of a key; NaN's is -infinity. */
-static __device__ inline float number_of(uint32_t key)
+static __device__ inline float route_number_of(uint32_t key)
 {
     if (key <= 1)
         return -INFINITY;
     return __uint_as_float((key & 0x80000000U) != 0 ? key & 0x7fffffffU : ~key);
 }
 
-static __device__ inline float warp_sum(float x)
+static __device__ inline float route_warp_sum(float x)
 {
     for (int apart = 16; apart > 0; apart /= 2)
         x += __shfl_xor_sync(~0U, x, apart);
     return x;
 }
 
-static __device__ inline float warp_max(float x)
+static __device__ inline float route_warp_max(float x)
 {
     for (int apart = 16; apart > 0; apart /= 2)
         x = fmaxf(x, __shfl_xor_sync(~0U, x, apart));
@@ -263,7 +264,7 @@ static __device__ inline float warp_max(float x)
 }
 
 /* The index of the largest of keys [n] in shared memory; the lowest among equals. */
-static __device__ inline int warp_largest(const uint32_t *keys, int n)
+static __device__ inline int route_warp_largest(const uint32_t *keys, int n)
 {
     uint32_t best = 0, all, idx = ~0U;
 
@@ -278,7 +279,7 @@ static __device__ inline int warp_largest(const uint32_t *keys, int n)
 }
 
 /* Take the experts of groups that do not take part out of the keys. Lane g has group g. */
-static __device__ inline void close_groups(uint32_t *keys, const struct k_router &r)
+static __device__ inline void route_close_groups(uint32_t *keys, const struct k_router &r)
 {
     int size = r.n_experts / r.n_groups, lane = threadIdx.x % 32;
     uint32_t first = 0, second = 0, open = 0, own = 0;
@@ -290,8 +291,9 @@ static __device__ inline void close_groups(uint32_t *keys, const struct k_router
             second = key > first ? first : key > second ? key : second;
             first = key > first ? key : first;
         }
-        own = key_of(r.group_best > 1 && size > 1 ? number_of(first) + number_of(second)
-                                                  : number_of(first));
+        own = route_key_of(r.group_best > 1 && size > 1
+                               ? route_number_of(first) + route_number_of(second)
+                               : route_number_of(first));
     }
     for (int i = 0; i < r.n_groups_used; i++) {
         uint32_t best = __reduce_max_sync(~0U, (open >> lane & 1) != 0 ? 0 : own);
@@ -309,8 +311,8 @@ static __device__ inline void close_groups(uint32_t *keys, const struct k_router
 }
 
 /* K_SCORE_MIXER: the weight of the largest logit that is not taken. */
-static __device__ inline float mixer_weight(const float *logits, const uint32_t *keys,
-                                            const struct k_router &r, float top)
+static __device__ inline float route_mixer_weight(const float *logits, const uint32_t *keys,
+                                                  const struct k_router &r, float top)
 {
     float sum = 0.0f;
 
@@ -320,23 +322,23 @@ static __device__ inline float mixer_weight(const float *logits, const uint32_t 
         if (keys[i] != 0 && !(apart > 2.0f * r.spread))
             sum += expf(x - top);
     }
-    return 1.0f / warp_sum(sum);
+    return 1.0f / route_warp_sum(sum);
 }
 
 /* The largest logit and the sum of softmax' exponentials, for K_SCORE_SOFTMAX. */
-static __device__ inline float2 find_softmax(const float *logits, int n)
+static __device__ inline float2 route_find_softmax(const float *logits, int n)
 {
     float top = -INFINITY, sum = 0.0f;
 
     for (int i = threadIdx.x % 32; i < n; i += 32)
         top = fmaxf(top, logits[i]);
-    top = warp_max(top);
+    top = route_warp_max(top);
     for (int i = threadIdx.x % 32; i < n; i += 32)
         sum += expf(logits[i] - top);
-    return make_float2(top, warp_sum(sum));
+    return make_float2(top, route_warp_sum(sum));
 }
 
-static __device__ inline float score_of(float logit, enum k_scoring scoring, float2 softmax)
+static __device__ inline float route_score_of(float logit, enum k_scoring scoring, float2 softmax)
 {
     switch (scoring) {
     case K_SCORE_SOFTMAX: return expf(logit - softmax.x) / softmax.y;
@@ -348,17 +350,17 @@ static __device__ inline float score_of(float logit, enum k_scoring scoring, flo
 }
 
 /* Weights from the scores of the chosen experts; lane s has slot s. */
-static __device__ inline float weigh(float score, const struct k_router &r)
+static __device__ inline float route_weigh(float score, const struct k_router &r)
 {
     bool mine = (int)(threadIdx.x % 32) < r.n_used;
     float top, sum;
 
     if (r.scoring == K_SCORE_TOP) {
-        top = warp_max(mine ? score : -INFINITY);
+        top = route_warp_max(mine ? score : -INFINITY);
         score = expf(score - top);
-        score /= warp_sum(mine ? score : 0.0f);
+        score /= route_warp_sum(mine ? score : 0.0f);
     }
-    sum = warp_sum(mine ? score : 0.0f);
+    sum = route_warp_sum(mine ? score : 0.0f);
     if (r.renorms)
         score /= fmaxf(sum, r.least);
     return score * r.scale;
@@ -366,7 +368,7 @@ static __device__ inline float weigh(float score, const struct k_router &r)
 
 /* One token, by a warp; returns the expert of slot `lane`, or -1. keys, logits: shared memory of
  * n_experts words each, because each slot looks at all of them again. */
-static __device__ int choose(const route_args &a, int token, uint32_t *keys, float *logits)
+static __device__ int route_choose(const route_args &a, int token, uint32_t *keys, float *logits)
 {
     const struct k_router &r = a.r;
     const float *from = a.m.logits + (size_t)token * r.n_experts;
@@ -379,19 +381,19 @@ static __device__ int choose(const route_args &a, int token, uint32_t *keys, flo
         logits[i] = __ldcg(from + i);
     __syncwarp();
     if (r.scoring == K_SCORE_SOFTMAX)
-        softmax = find_softmax(logits, r.n_experts);
+        softmax = route_find_softmax(logits, r.n_experts);
     for (int i = lane; i < r.n_experts; i += 32)
-        keys[i] =
-            key_of(score_of(logits[i], r.scoring, softmax) + (r.bias != NULL ? r.bias[i] : 0.0f));
+        keys[i] = route_key_of(route_score_of(logits[i], r.scoring, softmax) +
+                               (r.bias != NULL ? r.bias[i] : 0.0f));
     __syncwarp();
     if (r.n_groups > 1)
-        close_groups(keys, r);
+        route_close_groups(keys, r);
     for (int slot = 0; slot < r.n_used; slot++) {
-        int best = warp_largest(keys, r.n_experts);
+        int best = route_warp_largest(keys, r.n_experts);
         float logit = logits[best], own;
 
-        own = r.scoring == K_SCORE_MIXER ? mixer_weight(logits, keys, r, logit)
-                                         : score_of(logit, r.scoring, softmax);
+        own = r.scoring == K_SCORE_MIXER ? route_mixer_weight(logits, keys, r, logit)
+                                         : route_score_of(logit, r.scoring, softmax);
         if (lane == slot) {
             id = best;
             score = own;
@@ -401,7 +403,7 @@ static __device__ int choose(const route_args &a, int token, uint32_t *keys, flo
             keys[best] = 0;
         __syncwarp();
     }
-    score = weigh(score, r);
+    score = route_weigh(score, r);
     if (lane < r.n_used) {
         a.m.routes.ids[(size_t)token * r.n_used + lane] = is_padding ? -1 : id;
         a.m.routes.weights[(size_t)token * r.n_used + lane] = score;
@@ -410,17 +412,17 @@ static __device__ int choose(const route_args &a, int token, uint32_t *keys, flo
 }
 
 /* A warp's part of shared memory: keys, then logits. */
-static __device__ inline int choose_in(const route_args &a, int token, uint32_t *shared)
+static __device__ inline int route_choose_in(const route_args &a, int token, uint32_t *shared)
 {
     uint32_t *keys = shared + threadIdx.x / 32 * 2 * a.r.n_experts;
 
-    return choose(a, token, keys, (float *)(keys + a.r.n_experts));
+    return route_choose(a, token, keys, (float *)(keys + a.r.n_experts));
 }
 
 /* --- few tokens: the rest of the launch ------------------------------------------------------- */
 
 /* Exclusive sums of counts [n] in shared memory, by one warp; returns the total. */
-static __device__ inline int warp_add_up(int *counts, int n)
+static __device__ inline int route_warp_add_up(int *counts, int n)
 {
     int lane = threadIdx.x % 32, sum = 0;
 
@@ -440,7 +442,7 @@ static __device__ inline int warp_add_up(int *counts, int n)
 }
 
 /* List the experts with routes, by one warp. */
-static __device__ inline void list_touched(int32_t *touched, const int *starts, int n)
+static __device__ inline void route_list_touched(int32_t *touched, const int *starts, int n)
 {
     int lane = threadIdx.x % 32, sum = 0;
 
@@ -457,7 +459,7 @@ static __device__ inline void list_touched(int32_t *touched, const int *starts, 
 }
 
 /* The expert of this rank that a route leads to; -1: another rank's, or none. */
-static __device__ inline int own_expert(const route_args &a, int route, int n_routes)
+static __device__ inline int route_own_expert(const route_args &a, int route, int n_routes)
 {
     int e = route < n_routes ? __ldcg(a.m.routes.ids + route) - a.first : -1;
 
@@ -467,7 +469,8 @@ static __device__ inline int own_expert(const route_args &a, int route, int n_ro
 /* Sort the routes of few tokens by one block: those of 32 routes are in the order of lanes, behind
  * those of the groups of 32 before them. table: shared memory [n_routes / 32, rounded up][n_own];
  * starts: n_own + 1. */
-static __device__ void sort_few(const route_args &a, int *starts, uint16_t *table, int n_routes)
+static __device__ void route_sort_few(const route_args &a, int *starts, uint16_t *table,
+                                      int n_routes)
 {
     const struct k_sorted &sorted = a.m.sorted;
     int n_groups = (n_routes + 31) / 32, lane = threadIdx.x % 32;
@@ -476,7 +479,7 @@ static __device__ void sort_few(const route_args &a, int *starts, uint16_t *tabl
         table[i] = 0;
     __syncthreads();
     for (int i = threadIdx.x; i < n_groups * 32; i += FEW_THREADS) {
-        int e = own_expert(a, i, n_routes);
+        int e = route_own_expert(a, i, n_routes);
         unsigned same = __match_any_sync(~0U, e);
 
         if (e >= 0 && lane == __ffs(same) - 1)
@@ -496,19 +499,19 @@ static __device__ void sort_few(const route_args &a, int *starts, uint16_t *tabl
     }
     __syncthreads();
     if (threadIdx.x < 32) {
-        int sum = warp_add_up(starts, a.n_own);
+        int sum = route_warp_add_up(starts, a.n_own);
 
         __syncwarp();
         if (threadIdx.x == 0)
             starts[a.n_own] = sum;
         __syncwarp();
-        list_touched(a.m.touched, starts, a.n_own);
+        route_list_touched(a.m.touched, starts, a.n_own);
     }
     __syncthreads();
     for (int e = threadIdx.x; e <= a.n_own; e += FEW_THREADS)
         sorted.starts[e] = starts[e];
     for (int i = threadIdx.x; i < n_groups * 32; i += FEW_THREADS) {
-        int e = own_expert(a, i, n_routes), at;
+        int e = route_own_expert(a, i, n_routes), at;
         unsigned same = __match_any_sync(~0U, e);
 
         if (i >= n_routes)
@@ -522,7 +525,7 @@ static __device__ void sort_few(const route_args &a, int *starts, uint16_t *tabl
 }
 
 /* Sort the routes of one token, by one warp; id: the expert of slot `lane`, or -1. */
-static __device__ void sort_one(const route_args &a, int id)
+static __device__ void route_sort_one(const route_args &a, int id)
 {
     const struct k_sorted &sorted = a.m.sorted;
     int lane = threadIdx.x % 32, e = id - a.first, before = 0;
@@ -552,7 +555,7 @@ static __device__ void sort_one(const route_args &a, int id)
 
 /* True in the block that ends last of n that count in the same word: it can read all others'
  * results. */
-static __device__ inline bool is_last_block(uint32_t *done, unsigned n)
+static __device__ inline bool route_is_last_block(uint32_t *done, unsigned n)
 {
     __shared__ bool is_last;
 
@@ -572,7 +575,7 @@ static __device__ inline bool is_last_block(uint32_t *done, unsigned n)
 static __global__ void __launch_bounds__(FEW_THREADS) route_kernel(route_args a)
 {
     /* Shared memory: sums [SLICES][TILE][8]; in their place keys and logits [WARPS][2][n_choices];
-     * then starts and the table of sort_few(). */
+     * then starts and the table of route_sort_few(). */
     extern __shared__ __align__(16) uint32_t shared[];
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, expert = blockIdx.x * a.high;
     int token = blockIdx.y * WARPS, n_routes = a.n * a.r.n_used;
@@ -582,24 +585,24 @@ static __global__ void __launch_bounds__(FEW_THREADS) route_kernel(route_args a)
         int at = warp * a.slice + i % 4 * 32;
 
         if (expert + i / 4 < a.r.n_experts && at < a.dim)
-            fetch_line(a.r.w + (size_t)(expert + i / 4) * a.dim + at);
+            experts_fetch_line(a.r.w + (size_t)(expert + i / 4) * a.dim + at);
     }
-    wait_for_previous();
-    make_logits(a, expert, token, (float *)shared);
-    if (!is_last_block(a.m.done + 1 + blockIdx.y, gridDim.x))
+    experts_wait_for_previous();
+    route_make_logits(a, expert, token, (float *)shared);
+    if (!route_is_last_block(a.m.done + 1 + blockIdx.y, gridDim.x))
         return;
     if (a.n == 1) {
         if (warp == 0)
-            sort_one(a, choose_in(a, 0, shared));
+            route_sort_one(a, route_choose_in(a, 0, shared));
         return;
     }
     if (warp < WARPS && token + warp < a.n)
-        (void)choose_in(a, token + warp, shared);
-    if (gridDim.y > 1 && !is_last_block(a.m.done, gridDim.y))
+        (void)route_choose_in(a, token + warp, shared);
+    if (gridDim.y > 1 && !route_is_last_block(a.m.done, gridDim.y))
         return;
     __threadfence_block();
     __syncthreads();
-    sort_few(a, (int *)shared, (uint16_t *)(shared + a.n_own + 1), n_routes);
+    route_sort_few(a, (int *)shared, (uint16_t *)(shared + a.n_own + 1), n_routes);
 }
 
 /* --- many tokens ------------------------------------------------------------------------------ */
@@ -608,7 +611,7 @@ static __global__ void __launch_bounds__(FEW_THREADS) sliced_logits_kernel(route
 {
     __shared__ float sums[SLICES * TILE * 8];
 
-    make_logits(a, blockIdx.x * a.high, blockIdx.y * 8, sums);
+    route_make_logits(a, blockIdx.x * a.high, blockIdx.y * 8, sums);
 }
 
 /* A warp has 16 experts and TOKENS_WIDE tokens; n_tiles warps of a block have the same tokens. */
@@ -622,20 +625,20 @@ static __global__ void __launch_bounds__(THREADS) logits_kernel(route_args a, in
 
     if (expert >= a.r.n_experts || token >= a.n)
         return;
-    const logits_tile<NT> t = tile_of<NT>(a, expert, token);
+    const logits_tile<NT> t = route_tile_of<NT>(a, expert, token);
 #pragma unroll 1
     for (int slice = 0; slice * a.slice < a.dim; slice++) {
         float acc[NT][4] = {};
 
-        add_slice<NT>(acc, t, a, slice);
+        route_add_slice<NT>(acc, t, a, slice);
 #pragma unroll
         for (int i = 0; i < NT * 4; i++)
             sum[i / 4][i % 4] += acc[i / 4][i % 4];
     }
 #pragma unroll
     for (int i = 0; i < NT * 4; i++)
-        store_logit(a, token + i / 4 * 8 + q * 2 + i % 2, expert + g + i % 4 / 2 * 8,
-                    sum[i / 4][i % 4], 1.0f);
+        route_store_logit(a, token + i / 4 * 8 + q * 2 + i % 2, expert + g + i % 4 / 2 * 8,
+                          sum[i / 4][i % 4], 1.0f);
 }
 
 static __global__ void __launch_bounds__(THREADS) choose_kernel(route_args a)
@@ -644,7 +647,7 @@ static __global__ void __launch_bounds__(THREADS) choose_kernel(route_args a)
     int token = blockIdx.x * WARPS + threadIdx.x / 32;
 
     if (token < a.n)
-        (void)choose_in(a, token, shared);
+        (void)route_choose_in(a, token, shared);
 }
 
 /* Count the routes of a chunk. */
@@ -666,7 +669,8 @@ static __global__ void __launch_bounds__(K_MIXING_CHUNK) count_kernel(route_args
 }
 
 /* List the tiles of all experts; thread e has expert e. tiles: exclusive sums [n_own + 1]. */
-static __device__ inline void list_tiles(const route_args &a, const int *starts, const int *tiles)
+static __device__ inline void route_list_tiles(const route_args &a, const int *starts,
+                                               const int *tiles)
 {
     int e = threadIdx.x;
 
@@ -695,7 +699,7 @@ static __global__ void __launch_bounds__(SCAN) add_up_kernel(route_args a, int n
     }
     __syncthreads();
     if (threadIdx.x < 64) { /* a warp for each */
-        int *counts = threadIdx.x < 32 ? starts : tiles, all = warp_add_up(counts, a.n_own);
+        int *counts = threadIdx.x < 32 ? starts : tiles, all = route_warp_add_up(counts, a.n_own);
 
         __syncwarp();
         if (lane == 0)
@@ -703,8 +707,8 @@ static __global__ void __launch_bounds__(SCAN) add_up_kernel(route_args a, int n
     }
     __syncthreads();
     if (threadIdx.x < 32)
-        list_touched(a.m.touched, starts, a.n_own);
-    list_tiles(a, starts, tiles);
+        route_list_touched(a.m.touched, starts, a.n_own);
+    route_list_tiles(a, starts, tiles);
     if (e == 0)
         a.m.sorted.starts[a.n_own] = starts[a.n_own];
     if (e >= a.n_own)
@@ -756,13 +760,13 @@ static __global__ void __launch_bounds__(K_MIXING_CHUNK) place_kernel(route_args
 /* --- launching -------------------------------------------------------------------------------- */
 
 /* Words of shared memory for the choices of a block's warps. */
-static size_t choice_words(const route_args &a)
+static size_t route_choice_words(const route_args &a)
 {
     return (size_t)WARPS * 2 * a.r.n_experts;
 }
 
 /* More than 48 KB of shared memory must be asked for. */
-template <class K> static int allow_shared(K kernel, size_t bytes)
+template <class K> static int route_allow_shared(K kernel, size_t bytes)
 {
     if (bytes <= 48 * 1024)
         return 0;
@@ -777,19 +781,19 @@ static int route_few(route_args &a, k_stream stream)
 {
     size_t n_routes = (size_t)a.n * a.r.n_used, logits = SLICES * TILE * 8;
     size_t sorting = (size_t)a.n_own + 1 + ((n_routes + 31) / 32 * a.n_own + 1) / 2;
-    size_t words = choice_words(a);
+    size_t words = route_choice_words(a);
 
     a.high = a.n <= WARPS ? 2 : TILE;
     words = words > sorting ? words : sorting;
     words = words > logits ? words : logits;
-    if (allow_shared(route_kernel, words * sizeof(uint32_t)) != 0)
+    if (route_allow_shared(route_kernel, words * sizeof(uint32_t)) != 0)
         return -1;
-    return launch_early(route_kernel,
-                        dim3((a.r.n_experts + a.high - 1) / a.high, (a.n + WARPS - 1) / WARPS),
-                        FEW_THREADS, words * sizeof(uint32_t), stream, a);
+    return experts_launch_early(
+        route_kernel, dim3((a.r.n_experts + a.high - 1) / a.high, (a.n + WARPS - 1) / WARPS),
+        FEW_THREADS, words * sizeof(uint32_t), stream, a);
 }
 
-static int launch_logits(const route_args &a, k_stream stream)
+static int route_launch_logits(const route_args &a, k_stream stream)
 {
     int tiles = (a.r.n_experts + TILE - 1) / TILE, together = 1, tokens;
 
@@ -807,11 +811,11 @@ static int launch_logits(const route_args &a, k_stream stream)
 static int route_many(const route_args &a, k_stream stream)
 {
     unsigned chunks = (a.n * a.r.n_used + K_MIXING_CHUNK - 1) / K_MIXING_CHUNK;
-    size_t bytes = choice_words(a) * sizeof(uint32_t);
-    int rc = allow_shared(choose_kernel, bytes);
+    size_t bytes = route_choice_words(a) * sizeof(uint32_t);
+    int rc = route_allow_shared(choose_kernel, bytes);
 
     if (rc == 0)
-        rc = launch_logits(a, stream);
+        rc = route_launch_logits(a, stream);
     if (rc == 0)
         rc = K_LAUNCH(choose_kernel, (a.n + WARPS - 1) / WARPS, THREADS, bytes, stream, a);
     if (rc == 0)

@@ -69,13 +69,13 @@ struct run {
 };
 
 /* A logit as it counts for log probabilities; NaN loses in both operations. */
-static __device__ inline float tame(float x)
+static __device__ inline float logits_tame(float x)
 {
     return fminf(fmaxf(x, -INFINITY), FLT_MAX); /* a NaN loses */
 }
 
 /* A thread's logits of ids first, first + STRIDE, ...; NaN after the end. */
-static __device__ inline void load(float4 x[LOADS], const struct run &run, int first)
+static __device__ inline void logits_load(float4 x[LOADS], const struct run &run, int first)
 {
     if (run.is_aligned) {
 #pragma unroll
@@ -100,14 +100,14 @@ static __device__ inline void load(float4 x[LOADS], const struct run &run, int f
 }
 
 /* e^(x - top), at most 1. */
-static __device__ inline float weight(float x, float top)
+static __device__ inline float logits_weight(float x, float top)
 {
     return exp2_fast((x - top) * LOG2_E);
 }
 
 /* Read the run once; returns the thread's partial result. The maximum is updated once per LOADS
  * loads, so that the sum is rescaled seldom. */
-static __device__ struct part stream(const struct run &run, float target)
+static __device__ struct part logits_stream(const struct run &run, float target)
 {
     struct part p = {-FLT_MAX, 0.0f, 0};
 
@@ -116,19 +116,19 @@ static __device__ struct part stream(const struct run &run, float target)
         float4 fours[LOADS];
         float top = p.top;
 
-        load(fours, run, id);
+        logits_load(fours, run, id);
 #pragma unroll
         for (int i = 0; i < LOADS; i++) {
-            fours[i] =
-                make_float4(tame(fours[i].x), tame(fours[i].y), tame(fours[i].z), tame(fours[i].w));
+            fours[i] = make_float4(logits_tame(fours[i].x), logits_tame(fours[i].y),
+                                   logits_tame(fours[i].z), logits_tame(fours[i].w));
             top = fmaxf(top, fmaxf(fmaxf(fours[i].x, fours[i].y), fmaxf(fours[i].z, fours[i].w)));
         }
-        p.sum *= weight(p.top, top);
+        p.sum *= logits_weight(p.top, top);
         p.top = top;
 #pragma unroll
         for (int i = 0; i < LOADS; i++) {
-            p.sum += (weight(fours[i].x, top) + weight(fours[i].y, top)) +
-                     (weight(fours[i].z, top) + weight(fours[i].w, top));
+            p.sum += (logits_weight(fours[i].x, top) + logits_weight(fours[i].y, top)) +
+                     (logits_weight(fours[i].z, top) + logits_weight(fours[i].w, top));
             p.n_larger += (fours[i].x > target) + (fours[i].y > target) + (fours[i].z > target) +
                           (fours[i].w > target);
         }
@@ -138,7 +138,7 @@ static __device__ struct part stream(const struct run &run, float target)
 
 /* Combine the partial results of a warp's threads, and store the largest logit of each four
  * threads, or of each thread when n is large. */
-static __device__ void share_parts(struct shared_state *s, const struct part &own, int n)
+static __device__ void logits_share_parts(struct shared_state *s, const struct part &own, int n)
 {
     float top = own.top, sum;
     int n_larger = __reduce_add_sync(~0U, own.n_larger);
@@ -151,7 +151,7 @@ static __device__ void share_parts(struct shared_state *s, const struct part &ow
         s->maxima[threadIdx.x / 4] = top;
     for (int i = 4; i < 32; i *= 2)
         top = fmaxf(top, __shfl_xor_sync(~0U, top, i));
-    sum = own.sum * weight(own.top, top);
+    sum = own.sum * logits_weight(own.top, top);
     for (int i = 16; i > 0; i /= 2)
         sum += __shfl_xor_sync(~0U, sum, i);
     if (threadIdx.x % 32 == 0)
@@ -159,7 +159,7 @@ static __device__ void share_parts(struct shared_state *s, const struct part &ow
 }
 
 /* Combine n partial results, in order; each sum is rescaled to the common maximum. */
-static __device__ struct part merge(const struct part *parts, int n)
+static __device__ struct part logits_merge(const struct part *parts, int n)
 {
     struct part all = {-FLT_MAX, 0.0f, 0};
 
@@ -168,14 +168,15 @@ static __device__ struct part merge(const struct part *parts, int n)
         all.n_larger += parts[i].n_larger;
     }
     for (int i = 0; i < n; i++)
-        all.sum += parts[i].sum * weight(parts[i].top, all.top);
+        all.sum += parts[i].sum * logits_weight(parts[i].top, all.top);
     return all;
 }
 
 /* --- the most probable ------------------------------------------------------------------------ */
 
-/* find_bound() over the largest logits of all threads, for an n above the number of quads. */
-static __device__ __noinline__ void find_bound_of_many(struct shared_state *s, int n)
+/* logits_find_bound() over the largest logits of all threads, for an n above the number of
+ * quads. */
+static __device__ __noinline__ void logits_find_bound_of_many(struct shared_state *s, int n)
 {
     float own = s->maxima[threadIdx.x];
     int n_larger = 0, n_equal = 0;
@@ -191,7 +192,7 @@ static __device__ __noinline__ void find_bound_of_many(struct shared_state *s, i
 
 /* A bound that is at most the n-th largest logit of the run: the n-th largest of the quads'
  * maxima. */
-static __device__ void find_bound(struct shared_state *s, int n)
+static __device__ void logits_find_bound(struct shared_state *s, int n)
 {
     float own = s->maxima[threadIdx.x / 4];
     int n_larger = 0, n_equal = 0;
@@ -211,32 +212,32 @@ static __device__ void find_bound(struct shared_state *s, int n)
 }
 
 /* Collect the thread's logits that reach the bound. */
-static __device__ void collect(struct shared_state *s, const struct run &run, float bound)
+static __device__ void logits_collect(struct shared_state *s, const struct run &run, float bound)
 {
 #pragma unroll 1
     for (int first = run.first + (int)threadIdx.x * 4; first < run.end; first += LOADS * STRIDE) {
         float4 fours[LOADS];
         uint32_t hits = 0;
 
-        load(fours, run, first);
+        logits_load(fours, run, first);
 #pragma unroll
         for (int i = 0; i < LOADS; i++) {
-            hits |= (uint32_t)(tame(fours[i].x) >= bound) << (i * 4);
-            hits |= (uint32_t)(tame(fours[i].y) >= bound) << (i * 4 + 1);
-            hits |= (uint32_t)(tame(fours[i].z) >= bound) << (i * 4 + 2);
-            hits |= (uint32_t)(tame(fours[i].w) >= bound) << (i * 4 + 3);
+            hits |= (uint32_t)(logits_tame(fours[i].x) >= bound) << (i * 4);
+            hits |= (uint32_t)(logits_tame(fours[i].y) >= bound) << (i * 4 + 1);
+            hits |= (uint32_t)(logits_tame(fours[i].z) >= bound) << (i * 4 + 2);
+            hits |= (uint32_t)(logits_tame(fours[i].w) >= bound) << (i * 4 + 3);
         }
         for (; hits != 0; hits &= hits - 1) {
             int i = __ffs((int)hits) - 1, id = first + i / 4 * STRIDE + i % 4, at;
 
             if (id < run.end && (at = atomicAdd(&s->n_candidates, 1)) < ROOM)
-                s->candidates[at] = best_of(tame(run.logits[id]), id);
+                s->candidates[at] = sample_best_of(logits_tame(run.logits[id]), id);
         }
     }
 }
 
 /* Send the best n candidates to the first block, each to the place of its rank. */
-static __device__ void push_best(uint64_t *front, const struct shared_state *s, int n)
+static __device__ void logits_push_best(uint64_t *front, const struct shared_state *s, int n)
 {
     int n_candidates = s->n_candidates, idx = threadIdx.x, n_better = 0;
     uint64_t own = idx < n_candidates ? s->candidates[idx] : 0;
@@ -251,8 +252,8 @@ static __device__ void push_best(uint64_t *front, const struct shared_state *s, 
 }
 
 /* Find and send the best n one by one, whatever the logits are. */
-static __device__ __noinline__ void push_one_by_one(uint64_t *front, struct shared_state *s,
-                                                    struct run run, int n)
+static __device__ __noinline__ void logits_push_one_by_one(uint64_t *front, struct shared_state *s,
+                                                           struct run run, int n)
 {
     uint64_t last = ~0ULL;
 
@@ -262,22 +263,22 @@ static __device__ __noinline__ void push_one_by_one(uint64_t *front, struct shar
 
 #pragma unroll 4
         for (int id = run.first + (int)threadIdx.x; id < run.end; id += THREADS) {
-            uint64_t other = best_of(tame(run.logits[id]), id);
+            uint64_t other = sample_best_of(logits_tame(run.logits[id]), id);
 
             best = other < last ? max(best, other) : best;
         }
-        last = block_max<WARPS>(best, s->reduced[i % 2]);
+        last = sample_block_max<WARPS>(best, s->reduced[i % 2]);
         if (threadIdx.x == 0)
             front[i] = last;
     }
 }
 
 /* The first block combines the results of all blocks. */
-static __device__ void finish(struct k_logprob_row *out, const struct shared_state *s, float target,
-                              bool has_target, int n)
+static __device__ void logits_finish(struct k_logprob_row *out, const struct shared_state *s,
+                                     float target, bool has_target, int n)
 {
     if (threadIdx.x == THREADS - 1) {
-        struct part all = merge(s->ranks, RANKS);
+        struct part all = logits_merge(s->ranks, RANKS);
         float log_sum = all.sum > 0.0f ? all.top + logf(all.sum) : 0.0f;
 
         out->log_sum = log_sum;
@@ -295,8 +296,8 @@ static __device__ void finish(struct k_logprob_row *out, const struct shared_sta
         for (int i = 0; i < RANKS * n; i++)
             n_better += s->best[i] > own;
         if (own != 0 && n_better < n) {
-            out->ids[n_better] = best_id(own);
-            out->top[n_better] = key_value((uint32_t)(own >> 32));
+            out->ids[n_better] = sample_best_id(own);
+            out->top[n_better] = sample_key_value((uint32_t)(own >> 32));
         }
     }
 }
@@ -325,31 +326,31 @@ static __global__ void __cluster_dims__(RANKS, 1, 1) __launch_bounds__(THREADS, 
     run.first = rank * run_len;
     run.end = min(run.first + run_len, n_vocab);
     run.is_aligned = n_vocab % 4 == 0 && (uintptr_t)logits % 16 == 0;
-    target = has_target ? tame(run.logits[row.target]) : INFINITY;
-    own = stream(run, target);
-    share_parts(&s, own, n);
+    target = has_target ? logits_tame(run.logits[row.target]) : INFINITY;
+    own = logits_stream(run, target);
+    logits_share_parts(&s, own, n);
     __syncthreads();
     if (n > 0) {
         if (n > QUADS)
-            find_bound_of_many(&s, n);
+            logits_find_bound_of_many(&s, n);
         else
-            find_bound(&s, n);
+            logits_find_bound(&s, n);
         __syncthreads();
         if (own.top >= s.bound)
-            collect(&s, run, s.bound);
+            logits_collect(&s, run, s.bound);
         __syncthreads();
     }
     cluster.barrier_wait();
     if (threadIdx.x == THREADS - 1)
-        front->ranks[rank] = merge(s.warps, WARPS);
+        front->ranks[rank] = logits_merge(s.warps, WARPS);
     if (n > 0 && s.n_candidates <= ROOM)
-        push_best(&front->best[rank * n], &s, n);
+        logits_push_best(&front->best[rank * n], &s, n);
     else if (n > 0)
-        push_one_by_one(&front->best[rank * n], &s, run, n);
+        logits_push_one_by_one(&front->best[rank * n], &s, run, n);
     __syncwarp();
     cluster.sync();
     if (rank == 0)
-        finish(&out[blockIdx.y], &s, target, has_target, n);
+        logits_finish(&out[blockIdx.y], &s, target, has_target, n);
 }
 
 /* Runs are multiples of four ids, so that all but the last can be read as float4. */
@@ -371,7 +372,7 @@ static __global__ void __launch_bounds__(EDIT_THREADS)
     int i = blockIdx.x * EDIT_THREADS + (int)threadIdx.x;
 
     if (i < n)
-        asked[i].logit = tame(logits[(size_t)asked[i].row * n_vocab + asked[i].id]);
+        asked[i].logit = logits_tame(logits[(size_t)asked[i].row * n_vocab + asked[i].id]);
 }
 
 int k_read_asked(struct k_asked *asked, const float *logits, int n_vocab, int n, k_stream stream)
@@ -384,7 +385,7 @@ int k_read_asked(struct k_asked *asked, const float *logits, int n_vocab, int n,
 /* --- edit ----------------------------------------------------------------------------------- */
 
 /* Write -infinity where this warp's 32 words have zeros. */
-static __device__ void ban(float *logits, int n_vocab, const uint32_t *mask)
+static __device__ void logits_ban(float *logits, int n_vocab, const uint32_t *mask)
 {
     int lane = threadIdx.x % 32, first = (blockIdx.x * EDIT_THREADS + (int)threadIdx.x) - lane;
     int n_words = (n_vocab + 31) / 32;
@@ -401,13 +402,14 @@ static __device__ void ban(float *logits, int n_vocab, const uint32_t *mask)
 }
 
 /* A bias of a forbidden id has no effect; its raw logit counts as -infinity. */
-static __device__ inline void add_bias(float *logits, const uint32_t *mask, struct k_bias *bias)
+static __device__ inline void logits_add_bias(float *logits, const uint32_t *mask,
+                                              struct k_bias *bias)
 {
     int id = bias->id;
     float raw = logits[id];
 
     if (mask != NULL && (mask[id / 32] >> id % 32 & 1) == 0) {
-        bias->raw = -INFINITY; /* ban() writes it, perhaps at this moment */
+        bias->raw = -INFINITY; /* logits_ban() writes it, perhaps at this moment */
         return;
     }
     bias->raw = raw;
@@ -423,10 +425,10 @@ static __global__ void __launch_bounds__(EDIT_THREADS)
 
     logits += (size_t)row.row * n_vocab;
     if (mask != NULL)
-        ban(logits, n_vocab, mask);
+        logits_ban(logits, n_vocab, mask);
     for (int i = blockIdx.x * EDIT_THREADS + threadIdx.x; i < row.n_biases;
          i += gridDim.x * EDIT_THREADS)
-        add_bias(logits, mask, &biases[row.biases_at + i]);
+        logits_add_bias(logits, mask, &biases[row.biases_at + i]);
 }
 
 /* The grid covers the mask's words; the biases of a row are distributed over the same threads. */
@@ -467,7 +469,7 @@ static __global__ void __launch_bounds__(CHOSEN_THREADS)
             logit = biases[row.biases_at + first + __ffs((int)hit) - 1].raw;
     }
     if (lane == 0)
-        out[at].chosen = tame(logit) - out[at].log_sum;
+        out[at].chosen = logits_tame(logit) - out[at].log_sum;
 }
 
 int k_chosen(struct k_logprob_row *out, const int32_t *ids, const float *logits, int n_vocab,

@@ -24,7 +24,7 @@ struct arrange_args {
 };
 
 /* Four codes of rows g and g + 8, as a word of a fragment. */
-static __device__ inline uint32_t weave(uint32_t low, uint32_t high)
+static __device__ inline uint32_t mxfp4_weave(uint32_t low, uint32_t high)
 {
     uint32_t word = 0;
 
@@ -38,7 +38,7 @@ static __device__ inline uint32_t weave(uint32_t low, uint32_t high)
 }
 
 /* Eight codes of a row; zeros past its end, and of a row that there is not. */
-static __device__ inline uint32_t eight_codes(const arrange_args &a, int row, int col)
+static __device__ inline uint32_t mxfp4_eight_codes(const arrange_args &a, int row, int col)
 {
     if (row < 0 || col >= a.n_in)
         return 0;
@@ -57,10 +57,11 @@ static __global__ void __launch_bounds__(THREADS) arrange_kernel(arrange_args a)
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             int col = half * 64 + i * 32 + q * 8;
-            uint32_t of_low = eight_codes(a, low, col), of_high = eight_codes(a, high, col);
+            uint32_t of_low = mxfp4_eight_codes(a, low, col),
+                     of_high = mxfp4_eight_codes(a, high, col);
 
-            word[2 * i] = weave(of_low, of_high);
-            word[2 * i + 1] = weave(of_low >> 16, of_high >> 16);
+            word[2 * i] = mxfp4_weave(of_low, of_high);
+            word[2 * i + 1] = mxfp4_weave(of_low >> 16, of_high >> 16);
         }
         *(uint4 *)(strip + (size_t)(half / 2) * K_MXFP4_RECORD + half % 2 * (K_MXFP4_CODES / 2) +
                    lane * 16) = make_uint4(word[0], word[1], word[2], word[3]);

@@ -10,14 +10,15 @@
 #define THREADS 256
 
 /* Two neighbours of a row of a strip: codes 16 bits apart, from bit `shift` on. */
-static __device__ inline uint32_t widen_two(uint32_t codes, int shift, float zero, float scale)
+static __device__ inline uint32_t packed_widen_two(uint32_t codes, int shift, float zero,
+                                                   float scale)
 {
     return pack_bf16(((float)(codes >> shift & 15) - zero) * scale,
                      ((float)(codes >> (shift + 16) & 15) - zero) * scale);
 }
 
 /* Exchange words between the four lanes of a row: lane q gets word q of each, in their order. */
-static __device__ inline void turn_four(uint32_t (&words)[4])
+static __device__ inline void packed_turn_four(uint32_t (&words)[4])
 {
 #pragma unroll
     for (int apart = 1; apart <= 2; apart *= 2) {
@@ -62,9 +63,9 @@ static __global__ void __launch_bounds__(THREADS)
 
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                words[i] = widen_two(i < 2 ? codes.x : codes.y, i % 2 * 8 + 4 * below,
-                                     n.zero[below], n.scale[below]);
-            turn_four(words);
+                words[i] = packed_widen_two(i < 2 ? codes.x : codes.y, i % 2 * 8 + 4 * below,
+                                            n.zero[below], n.scale[below]);
+            packed_turn_four(words);
             *(uint4 *)(to + (size_t)(8 * below) * s.n_in + quarter * 32) =
                 make_uint4(words[0], words[1], words[2], words[3]);
         }

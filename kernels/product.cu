@@ -55,7 +55,7 @@ struct product_args {
 
 /* barrier_wait() with a branch inside the assembly: in this loop the code around a wait matters,
  * and it was measured with this one. */
-static __device__ inline void bar_wait(uint64_t *bar, uint32_t parity)
+static __device__ inline void product_bar_wait(uint64_t *bar, uint32_t parity)
 {
     asm volatile("{\n"
                  ".reg .pred p;\n"
@@ -69,8 +69,8 @@ static __device__ inline void bar_wait(uint64_t *bar, uint32_t parity)
 
 /* Load two boxes of the matrix, side by side: `box` is the index of the first one in its row, `row`
  * the first row. Weights are read once per step: evict first. */
-static __device__ inline void copy_boxes(void *to, const CUtensorMap *map, int box, int row,
-                                         uint64_t *bar)
+static __device__ inline void product_copy_boxes(void *to, const CUtensorMap *map, int box, int row,
+                                                 uint64_t *bar)
 {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
                  ".L2::cache_hint [%0], [%1, {%2, %3, %2, %4}], [%5], %6;" ::"r"(shared_addr(to)),
@@ -86,7 +86,7 @@ struct chunk {
 };
 
 /* A lane's 16 bytes of rows g and g + 8; `at ^ g` is the engine's swizzle. */
-static __device__ inline chunk load_chunk(const char *box, int g, int at)
+static __device__ inline chunk product_load_chunk(const char *box, int g, int at)
 {
     const char *row = box + g * 128 + (at ^ g) * 16;
 
@@ -95,29 +95,31 @@ static __device__ inline chunk load_chunk(const char *box, int g, int at)
 
 /* Multiply 32 elements of n_in: eight of each lane's quarter. */
 template <int NT>
-static __device__ inline void multiply_bf16(float acc[NT][4], const chunk &a, const char *x,
-                                            const uint32_t x_row[NT])
+static __device__ inline void product_multiply_bf16(float acc[NT][4], const chunk &a, const char *x,
+                                                    const uint32_t x_row[NT])
 {
 #pragma unroll
     for (int tile_idx = 0; tile_idx < NT; tile_idx++) {
         uint4 x_words = *(const uint4 *)(x + x_row[tile_idx]);
 
-        multiply_16x8(acc[tile_idx], a.low.x, a.high.x, a.low.y, a.high.y, x_words.x, x_words.y);
-        multiply_16x8(acc[tile_idx], a.low.z, a.high.z, a.low.w, a.high.w, x_words.z, x_words.w);
+        end_multiply_16x8(acc[tile_idx], a.low.x, a.high.x, a.low.y, a.high.y, x_words.x,
+                          x_words.y);
+        end_multiply_16x8(acc[tile_idx], a.low.z, a.high.z, a.low.w, a.high.w, x_words.z,
+                          x_words.w);
     }
 }
 
 /* Multiply one box in shared memory by the rows of x. */
 template <int NT>
-static __device__ inline void multiply_box(float acc[2][NT][4], const char *box, const char *x,
-                                           const uint32_t x_row[NT])
+static __device__ inline void product_multiply_box(float acc[2][NT][4], const char *box,
+                                                   const char *x, const uint32_t x_row[NT])
 {
     int lane_row = threadIdx.x % 32 / 4, lane_col = threadIdx.x % 4;
-    chunk c0 = load_chunk(box, lane_row, 2 * lane_col),
-          c1 = load_chunk(box, lane_row, 2 * lane_col + 1);
+    chunk c0 = product_load_chunk(box, lane_row, 2 * lane_col),
+          c1 = product_load_chunk(box, lane_row, 2 * lane_col + 1);
 
-    multiply_bf16<NT>(acc[0], c0, x, x_row);
-    multiply_bf16<NT>(acc[1], c1, x + 16, x_row);
+    product_multiply_bf16<NT>(acc[0], c0, x, x_row);
+    product_multiply_bf16<NT>(acc[1], c1, x + 16, x_row);
 }
 
 /* --- a warp's ring ---------------------------------------------------------------------- */
@@ -135,14 +137,15 @@ struct box_ring {
 /* Load the next two boxes of a tile into a stage. The second may be one too many (zeros, or another
  * CTA's): it is not multiplied. */
 template <int WK>
-static __device__ inline void load_boxes(box_ring &r, const CUtensorMap *map, const product_args &a,
-                                         int warp, int stage)
+static __device__ inline void product_load_boxes(box_ring &r, const CUtensorMap *map,
+                                                 const product_args &a, int warp, int stage)
 {
     if (r.tile >= r.last_tile)
         return;
     if (leads()) {
         barrier_expect(&r.bars[stage], STAGE_BYTES);
-        copy_boxes(r.boxes + stage * STAGE_BYTES, map, r.box, r.tile * r.tile_rows, &r.bars[stage]);
+        product_copy_boxes(r.boxes + stage * STAGE_BYTES, map, r.box, r.tile * r.tile_rows,
+                           &r.bars[stage]);
     }
     r.box += 2 * WK;
     if (r.box >= a.n_boxes) {
@@ -153,21 +156,22 @@ static __device__ inline void load_boxes(box_ring &r, const CUtensorMap *map, co
 
 /* Multiply a tile by the rows of x; acc gets the sums over this warp's boxes. */
 template <int NT, int WK>
-static __device__ inline void multiply_tile(float acc[2][NT][4], box_ring &r,
-                                            const CUtensorMap *map, const product_args &a,
-                                            const char *xs, const uint32_t x_row[NT], int warp)
+static __device__ inline void product_multiply_tile(float acc[2][NT][4], box_ring &r,
+                                                    const CUtensorMap *map, const product_args &a,
+                                                    const char *xs, const uint32_t x_row[NT],
+                                                    int warp)
 {
     const int x_bytes = 128; /* of a row of x, for a box */
 
     for (int box = warp % WK * 2; box < a.n_boxes; box += 2 * WK) {
         const char *from = r.boxes + r.stage * STAGE_BYTES, *x = xs + box * x_bytes;
 
-        bar_wait(&r.bars[r.stage], r.parity);
-        multiply_box<NT>(acc, from, x, x_row);
+        product_bar_wait(&r.bars[r.stage], r.parity);
+        product_multiply_box<NT>(acc, from, x, x_row);
         if (box + 1 < a.n_boxes)
-            multiply_box<NT>(acc, from + BOX_BYTES, x + x_bytes, x_row);
+            product_multiply_box<NT>(acc, from + BOX_BYTES, x + x_bytes, x_row);
         __syncwarp();
-        load_boxes<WK>(r, map, a, warp, r.stage);
+        product_load_boxes<WK>(r, map, a, warp, r.stage);
         if (r.tile >= r.last_tile) /* repeated; only the first time counts */
             asm volatile("griddepcontrol.launch_dependents;");
         if (++r.stage == a.depth) {
@@ -179,7 +183,7 @@ static __device__ inline void multiply_tile(float acc[2][NT][4], box_ring &r,
 
 /* Store a warp's sums of a tile [n][COL_STRIDE]. */
 template <int NT>
-static __device__ inline void store_sums(float *to, const float acc[2][NT][4], int n)
+static __device__ inline void product_store_sums(float *to, const float acc[2][NT][4], int n)
 {
     int lane_row = threadIdx.x % 32 / 4, lane_col = threadIdx.x % 4;
 
@@ -201,7 +205,7 @@ static __device__ inline void store_sums(float *to, const float acc[2][NT][4], i
 /* Choose the thread's output. 16 lanes have the rows of a tile, so that they can add squares.
  * `tile` is the first of the pass' TILES. */
 template <int TILES>
-static __device__ inline output choose_output(const product_args &a, int tile, int last)
+static __device__ inline output product_choose_output(const product_args &a, int tile, int last)
 {
     const struct k_product &p = a.p;
     int i = (threadIdx.x + (unsigned)tile * 32) % THREADS, row = i % 16;
@@ -216,13 +220,13 @@ static __device__ inline output choose_output(const product_args &a, int tile, i
                !(gated && row >= 8);
     if (!out.mine)
         return out;
-    fetch_output(out, p, a.n_out);
+    end_fetch_output(out, p, a.n_out);
     return out;
 }
 
 /* Add the sums of a place and column of the warps that share a tile: [TILES][WK][n][COL_STRIDE]. */
 template <int WK>
-static __device__ inline float sum_warps(const float *red, int place, int col, int n)
+static __device__ inline float product_sum_warps(const float *red, int place, int col, int n)
 {
     float sum = 0.0f;
 
@@ -234,8 +238,8 @@ static __device__ inline float sum_warps(const float *red, int place, int col, i
 
 /* Add the warps' sums, and finish the outputs. */
 template <int WK>
-static __device__ void end_pass(const float *red, const targets &to, const output &o, int n,
-                                const float *inverse)
+static __device__ void product_end_pass(const float *red, const targets &to, const output &o, int n,
+                                        const float *inverse)
 {
     float up = 0.0f;
 
@@ -243,19 +247,19 @@ static __device__ void end_pass(const float *red, const targets &to, const outpu
     if (!o.mine)
         return;
     if (to.kind == K_PRODUCT_GATED)
-        up = sum_warps<WK>(red, o.place + 8, o.c, n);
-    write_output(to, o, sum_warps<WK>(red, o.place, o.c, n), up, inverse[o.c]);
+        up = product_sum_warps<WK>(red, o.place + 8, o.c, n);
+    end_write_output(to, o, product_sum_warps<WK>(red, o.place, o.c, n), up, inverse[o.c]);
 }
 
 /* --- the rows of x ---------------------------------------------------------------------- */
 
 /* Load the rows of x; by one lane. */
-static __device__ void load_x(char *xs, const product_args &a, uint64_t *bar)
+static __device__ void product_load_x(char *xs, const product_args &a, uint64_t *bar)
 {
     barrier_expect(bar, a.n * a.n_in * 2);
     for (int col = 0; col < a.n; col++)
-        copy_bytes(xs + col * a.x_stride, (const k_bf16 *)a.p.x + (size_t)col * a.n_in, a.n_in * 2,
-                   bar);
+        end_copy_bytes(xs + col * a.x_stride, (const k_bf16 *)a.p.x + (size_t)col * a.n_in,
+                       a.n_in * 2, bar);
 }
 
 /* --- the kernel ------------------------------------------------------------------------- */
@@ -276,7 +280,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     uint64_t *bars = (uint64_t *)(inverse + 8 * NT), *x_bar = bars + WARPS * a.depth;
     int first = blockIdx.x * a.tiles_each + min((int)blockIdx.x, a.tiles_left);
     int last = first + a.tiles_each + ((int)blockIdx.x < a.tiles_left);
-    targets to = targets_of(a.p, a.n_out);
+    targets to = end_targets_of(a.p, a.n_out);
     box_ring ring = {};
     uint32_t x_row[NT];
     float squares[SQUARES];
@@ -297,30 +301,30 @@ static __global__ void __launch_bounds__(THREADS, 1)
     }
     __syncwarp();
     for (int i = 0; i < a.depth; i++)
-        load_boxes<WK>(ring, &map, a, warp, i);
+        product_load_boxes<WK>(ring, &map, a, warp, i);
     for (int tile_idx = 0; tile_idx < NT; tile_idx++)
         x_row[tile_idx] = min(tile_idx * 8 + lane_row, a.n - 1) * a.x_stride + lane_col * 32;
     __syncthreads();
     asm volatile("griddepcontrol.wait;" ::: "memory");
     if (warp == 0 && leads())
-        load_x(xs, a, x_bar);
-    fetch_squares(squares, warp, a);
-    bar_wait(x_bar, 0);
+        product_load_x(xs, a, x_bar);
+    end_fetch_squares(squares, warp, a);
+    product_bar_wait(x_bar, 0);
 
     for (int tile = first; tile < last; tile += tiles, pass++) {
         float *sums = pass & 1 ? red_odd : red;
-        output out = choose_output<tiles>(a, tile, last);
+        output out = product_choose_output<tiles>(a, tile, last);
 
         for (int tile_idx = 0; tile_idx < PT; tile_idx++) {
             float acc[2][NT][4] = {};
 
             if (tile + tile_idx * (WARPS / WK) + warp / WK < last)
-                multiply_tile<NT, WK>(acc, ring, &map, a, xs, x_row, warp);
-            store_sums<NT>(sums + (tile_idx * WARPS + warp) * COL_STRIDE * a.n, acc, a.n);
+                product_multiply_tile<NT, WK>(acc, ring, &map, a, xs, x_row, warp);
+            product_store_sums<NT>(sums + (tile_idx * WARPS + warp) * COL_STRIDE * a.n, acc, a.n);
         }
         if (tile == first)
-            find_inverse<WARPS>(inverse, squares, warp, a);
-        end_pass<WK>(sums, to, out, a.n, inverse);
+            end_find_inverse<WARPS>(inverse, squares, warp, a);
+        product_end_pass<WK>(sums, to, out, a.n, inverse);
     }
 }
 
@@ -328,7 +332,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
 
 /* Map the matrix as [boxes][parts][rows][128 bytes]: two parts when the rows of gate and up are one
  * after the other. */
-static int encode_map(CUtensorMap *map, const struct k_product *p)
+static int product_encode_map(CUtensorMap *map, const struct k_product *p)
 {
     bool gated = p->kind == K_PRODUCT_GATED;
     cuuint64_t rows = (cuuint64_t)p->w->n_out / (gated ? 2 : 1);
@@ -341,29 +345,29 @@ static int encode_map(CUtensorMap *map, const struct k_product *p)
 }
 
 /* Bytes of shared memory apart from the rings. */
-static size_t rest_bytes(int n_in, int n)
+static size_t product_rest_bytes(int n_in, int n)
 {
     return (size_t)n * (size_t)(n_in * 2 + 16) + 2 * 4 * WARPS * COL_STRIDE * (size_t)n * 4 +
            8 * 4 + (WARPS * DEPTH_MAX + 1) * 8;
 }
 
 /* The products that this file's kernel supports. */
-static bool takes(const struct k_matrix *w, int n)
+static bool product_takes(const struct k_matrix *w, int n)
 {
     return n >= 1 && n <= ROWS_FEW && k_format_is_plain(&w->format) && w->n_in % BOX_COLS == 0 &&
-           rest_bytes(w->n_in, n) + WARPS * 2 * STAGE_BYTES <= SMEM_MAX;
+           product_rest_bytes(w->n_in, n) + WARPS * 2 * STAGE_BYTES <= SMEM_MAX;
 }
 
 /* Is the other kernel to be used? With a long n_in, x may not fit here. */
-static bool is_wide(const struct k_matrix *w, int n)
+static bool product_is_wide(const struct k_matrix *w, int n)
 {
-    return product_wide_takes(w, n) && !takes(w, n);
+    return product_wide_takes(w, n) && !product_takes(w, n);
 }
 
 /* Any of the kernels. */
 int k_multiply_takes(const struct k_matrix *w, int n)
 {
-    return takes(w, n) || product_wide_takes(w, n) || product_blocks_takes(w, n) ||
+    return product_takes(w, n) || product_wide_takes(w, n) || product_blocks_takes(w, n) ||
            product_packed_takes(w, n);
 }
 
@@ -372,21 +376,21 @@ int k_multiply_bucket(const struct k_matrix *w, int n)
 {
     int bucket = ROWS_FEW;
 
-    if (is_wide(w, n))
+    if (product_is_wide(w, n))
         return product_cut_columns(n);
     if (product_packed_takes(w, n))
         return product_packed_bucket(n);
     if (product_blocks_takes(w, n))
         return n; /* the order of sums is the same for all, but not their limit */
-    while (bucket > n && !takes(w, bucket))
+    while (bucket > n && !product_takes(w, bucket))
         bucket--;
     return bucket;
 }
 
 /* As many stages as fit beside the rows of x, at most DEPTH_MAX. */
-static int launch(const CUtensorMap &map, product_args &a, int n_sms, k_stream stream)
+static int product_launch(const CUtensorMap &map, product_args &a, int n_sms, k_stream stream)
 {
-    size_t rest = rest_bytes(a.n_in, a.n), smem;
+    size_t rest = product_rest_bytes(a.n_in, a.n), smem;
     int depth = (int)((SMEM_MAX - rest) / (WARPS * STAGE_BYTES));
     cudaLaunchAttribute attribute = {};
     cudaLaunchConfig_t config = {};
@@ -416,7 +420,7 @@ int k_multiply(const struct k_product *p, int n, int n_sms, k_stream stream)
     CUtensorMap map;
     int n_tiles;
 
-    if (is_wide(w, n))
+    if (product_is_wide(w, n))
         return p->kind == K_PRODUCT_RESIDUAL && w->n_out % 16 != 0
                    ? -1
                    : product_wide(p, n, n_sms, stream);
@@ -424,8 +428,8 @@ int k_multiply(const struct k_product *p, int n, int n_sms, k_stream stream)
         return product_packed(p, n, n_sms, stream);
     if (product_blocks_takes(w, n))
         return product_blocks(p, n, n_sms, stream);
-    if (!takes(w, n) || (p->kind == K_PRODUCT_RESIDUAL && w->n_out % 16 != 0) ||
-        encode_map(&map, p) != 0)
+    if (!product_takes(w, n) || (p->kind == K_PRODUCT_RESIDUAL && w->n_out % 16 != 0) ||
+        product_encode_map(&map, p) != 0)
         return -1;
     args.p = *p;
     args.n = n;
@@ -436,7 +440,7 @@ int k_multiply(const struct k_product *p, int n, int n_sms, k_stream stream)
     args.tiles_left = n_tiles % n_sms;
     args.n_boxes = w->n_in / BOX_COLS;
     args.x_stride = w->n_in * 2 + 16;
-    return launch(map, args, n_sms, stream);
+    return product_launch(map, args, n_sms, stream);
 }
 
 /* --- the begin of a decode -------------------------------------------------------------------- */

@@ -46,8 +46,8 @@ struct blocks_ring {
 /* --- loads ------------------------------------------------------------------------------------ */
 
 /* Weights are read once per step: evict first. */
-static __device__ inline void copy_box(void *to, const CUtensorMap *map, int elem, int row,
-                                       uint64_t *bar)
+static __device__ inline void blocks_copy_box(void *to, const CUtensorMap *map, int elem, int row,
+                                              uint64_t *bar)
 {
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
                  ".L2::cache_hint [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(shared_addr(to)),
@@ -57,15 +57,15 @@ static __device__ inline void copy_box(void *to, const CUtensorMap *map, int ele
 }
 
 /* Load the warp's next box into a stage. */
-static __device__ inline void load_next(blocks_ring &r, const CUtensorMap *map,
-                                        const blocks_args &a, int warp, int stage)
+static __device__ inline void blocks_load_next(blocks_ring &r, const CUtensorMap *map,
+                                               const blocks_args &a, int warp, int stage)
 {
     if (r.tile >= r.last)
         return;
     if (leads()) {
         barrier_expect(&r.full[stage], BOX_BYTES);
-        copy_box(r.boxes + stage * BOX_BYTES, map, r.box * BLOCK,
-                 r.tile * (a.p.kind == K_PRODUCT_GATED ? 8 : TILE), &r.full[stage]);
+        blocks_copy_box(r.boxes + stage * BOX_BYTES, map, r.box * BLOCK,
+                        r.tile * (a.p.kind == K_PRODUCT_GATED ? 8 : TILE), &r.full[stage]);
     }
     r.box += WARPS;
     if (r.box >= a.n_boxes) {
@@ -77,8 +77,8 @@ static __device__ inline void load_next(blocks_ring &r, const CUtensorMap *map,
 /* --- products --------------------------------------------------------------------------------- */
 
 /* c [16][8] += a [16][16] * b [16][8], of float16 */
-static __device__ inline void multiply(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2,
-                                       uint32_t a3, uint32_t b0, uint32_t b1)
+static __device__ inline void blocks_multiply(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2,
+                                              uint32_t a3, uint32_t b0, uint32_t b1)
 {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
                  "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -91,7 +91,7 @@ struct sixteen {
     uint32_t pair[8];
 };
 
-static __device__ inline sixteen widen(const uint4 &v)
+static __device__ inline sixteen blocks_widen(const uint4 &v)
 {
     return {{half_two(v.x), half_two(v.x >> 16), half_two(v.y), half_two(v.y >> 16), half_two(v.z),
              half_two(v.z >> 16), half_two(v.w), half_two(v.w >> 16)}};
@@ -106,7 +106,7 @@ struct box_column {
 };
 
 /* `at ^ g` is the TMA's swizzle. */
-static __device__ inline box_rows read_box(const char *box)
+static __device__ inline box_rows blocks_read_box(const char *box)
 {
     int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
     box_rows w;
@@ -115,21 +115,21 @@ static __device__ inline box_rows read_box(const char *box)
     for (int i = 0; i < 2; i++) {
         const char *at = box + g * 128 + ((2 * q + i) ^ g) * 16;
 
-        w.low[i] = widen(*(const uint4 *)at);
-        w.high[i] = widen(*(const uint4 *)(at + 8 * 128));
+        w.low[i] = blocks_widen(*(const uint4 *)at);
+        w.high[i] = blocks_widen(*(const uint4 *)(at + 8 * 128));
     }
     return w;
 }
 
-static __device__ inline box_column read_column(const uint16_t *x, int box)
+static __device__ inline box_column blocks_read_column(const uint16_t *x, int box)
 {
     const uint4 *from = (const uint4 *)(x + box * BLOCK + threadIdx.x % 4 * 32);
 
     return {{from[0], from[1], from[2], from[3]}};
 }
 
-static __device__ inline void multiply_box(float (&acc)[4], const box_rows &w, const box_column &c,
-                                           float2 scales)
+static __device__ inline void blocks_multiply_box(float (&acc)[4], const box_rows &w,
+                                                  const box_column &c, float2 scales)
 {
     float part[4] = {};
 
@@ -138,10 +138,10 @@ static __device__ inline void multiply_box(float (&acc)[4], const box_rows &w, c
         const sixteen &l = w.low[i], &h = w.high[i];
         uint4 even = c.x[2 * i], odd = c.x[2 * i + 1];
 
-        multiply(part, l.pair[0], h.pair[0], l.pair[2], h.pair[2], even.x, even.y);
-        multiply(part, l.pair[4], h.pair[4], l.pair[6], h.pair[6], even.z, even.w);
-        multiply(part, l.pair[1], h.pair[1], l.pair[3], h.pair[3], odd.x, odd.y);
-        multiply(part, l.pair[5], h.pair[5], l.pair[7], h.pair[7], odd.z, odd.w);
+        blocks_multiply(part, l.pair[0], h.pair[0], l.pair[2], h.pair[2], even.x, even.y);
+        blocks_multiply(part, l.pair[4], h.pair[4], l.pair[6], h.pair[6], even.z, even.w);
+        blocks_multiply(part, l.pair[1], h.pair[1], l.pair[3], h.pair[3], odd.x, odd.y);
+        blocks_multiply(part, l.pair[5], h.pair[5], l.pair[7], h.pair[7], odd.z, odd.w);
     }
     acc[0] = __fmaf_rn(part[0], scales.x, acc[0]);
     acc[1] = __fmaf_rn(part[1], scales.x, acc[1]);
@@ -154,7 +154,7 @@ struct tile_scales {
     const float *low, *high;
 };
 
-static __device__ inline tile_scales scales_of(const blocks_args &a, int tile)
+static __device__ inline tile_scales blocks_scales_of(const blocks_args &a, int tile)
 {
     bool is_gated = a.p.kind == K_PRODUCT_GATED;
     int low = is_gated ? tile * 8 : tile * TILE, high = is_gated ? a.n_out / 2 + low : low + 8;
@@ -164,30 +164,31 @@ static __device__ inline tile_scales scales_of(const blocks_args &a, int tile)
 
 /* The warp's sums of a tile. */
 template <int NT>
-static __device__ inline void multiply_tile(float (&acc)[NT][4], blocks_ring &r,
-                                            const CUtensorMap *map, const blocks_args &a, int tile,
-                                            const uint16_t *const (&x)[NT], int warp)
+static __device__ inline void blocks_multiply_tile(float (&acc)[NT][4], blocks_ring &r,
+                                                   const CUtensorMap *map, const blocks_args &a,
+                                                   int tile, const uint16_t *const (&x)[NT],
+                                                   int warp)
 {
-    const tile_scales scales = scales_of(a, tile);
+    const tile_scales scales = blocks_scales_of(a, tile);
 
 #pragma unroll 1
     for (int box = warp; box < a.n_boxes; box += WARPS) {
-        box_column first = read_column(x[0], box);
+        box_column first = blocks_read_column(x[0], box);
         float2 scale = make_float2(__ldg(scales.low + box), __ldg(scales.high + box));
         box_rows w;
 
         barrier_wait(&r.full[r.stage], r.parity);
-        w = read_box(r.boxes + r.stage * BOX_BYTES);
+        w = blocks_read_box(r.boxes + r.stage * BOX_BYTES);
         __syncwarp();
-        load_next(r, map, a, warp, r.stage);
+        blocks_load_next(r, map, a, warp, r.stage);
         if (++r.stage == DEPTH) {
             r.stage = 0;
             r.parity ^= 1;
         }
-        multiply_box(acc[0], w, first, scale);
+        blocks_multiply_box(acc[0], w, first, scale);
 #pragma unroll
         for (int i = 1; i < NT; i++)
-            multiply_box(acc[i], w, read_column(x[i], box), scale);
+            blocks_multiply_box(acc[i], w, blocks_read_column(x[i], box), scale);
     }
 }
 
@@ -202,7 +203,8 @@ struct blocks_output {
 };
 
 /* `index` counts the outputs of a tile: 16 neighbours have the rows of a column. */
-static __device__ inline blocks_output choose_output(const blocks_args &a, int tile, int index)
+static __device__ inline blocks_output blocks_choose_output(const blocks_args &a, int tile,
+                                                            int index)
 {
     const struct k_product &p = a.p;
     bool is_gated = p.kind == K_PRODUCT_GATED;
@@ -228,7 +230,7 @@ static __device__ inline blocks_output choose_output(const blocks_args &a, int t
 
 /* The sum over warps of a row of the tile and a column. sums [WARPS][NT * 4][32], as the
  * accumulators of lanes. */
-template <int NT> static __device__ inline float sum_of(const float *sums, int row, int col)
+template <int NT> static __device__ inline float blocks_sum_of(const float *sums, int row, int col)
 {
     int lane = row % 8 * 4 + col % 8 / 2;
     const float *at = sums + (col / 8 * 4 + row / 8 * 2 + col % 2) * 32 + lane;
@@ -241,8 +243,8 @@ template <int NT> static __device__ inline float sum_of(const float *sums, int r
 }
 
 /* Finish one output: inverse is the norm's factor of its column. */
-static __device__ inline void write_output(const blocks_args &a, const blocks_output &o, float sum,
-                                           float up, float inverse)
+static __device__ inline void blocks_write_output(const blocks_args &a, const blocks_output &o,
+                                                  float sum, float up, float inverse)
 {
     const struct k_product &p = a.p;
     float result = sum * inverse + load_bf16(&o.bias), square;
@@ -269,16 +271,16 @@ static __device__ inline void write_output(const blocks_args &a, const blocks_ou
 }
 
 template <int NT>
-static __device__ inline void finish(const blocks_args &a, const blocks_output &o,
-                                     const float *sums, const float *inverse)
+static __device__ inline void blocks_finish(const blocks_args &a, const blocks_output &o,
+                                            const float *sums, const float *inverse)
 {
     float up = 0.0f;
 
     if (!o.mine)
         return;
     if (a.p.kind == K_PRODUCT_GATED)
-        up = sum_of<NT>(sums, o.place + 8, o.col);
-    write_output(a, o, sum_of<NT>(sums, o.place, o.col), up, inverse[o.col]);
+        up = blocks_sum_of<NT>(sums, o.place + 8, o.col);
+    blocks_write_output(a, o, blocks_sum_of<NT>(sums, o.place, o.col), up, inverse[o.col]);
 }
 
 /* --- the kernel ------------------------------------------------------------------------------- */
@@ -317,25 +319,25 @@ static __global__ void __launch_bounds__(THREADS, 1)
     }
     __syncwarp();
     for (int i = 0; i < DEPTH; i++)
-        load_next(r, &map, a, warp, i);
+        blocks_load_next(r, &map, a, warp, i);
 #pragma unroll
     for (int i = 0; i < NT; i++)
         x[i] = (const uint16_t *)a.p.x + (size_t)min(i * 8 + lane / 4, a.n - 1) * a.n_in;
     asm volatile("griddepcontrol.wait;" ::: "memory");
     asm volatile("griddepcontrol.launch_dependents;");
-    fetch_squares(squares, warp, a);
+    end_fetch_squares(squares, warp, a);
     for (int tile = first; tile < r.last; tile++) {
-        blocks_output o = choose_output(a, tile, threadIdx.x);
+        blocks_output o = blocks_choose_output(a, tile, threadIdx.x);
         float acc[NT][4] = {};
 
-        multiply_tile<NT>(acc, r, &map, a, tile, x, warp);
+        blocks_multiply_tile<NT>(acc, r, &map, a, tile, x, warp);
 #pragma unroll
         for (int i = 0; i < NT * 4; i++)
             s.sums[(warp * NT * 4 + i) * 32 + lane] = acc[i / 4][i % 4];
         if (tile == first)
-            find_inverse<WARPS>(s.inverse, squares, warp, a);
+            end_find_inverse<WARPS>(s.inverse, squares, warp, a);
         __syncthreads();
-        finish<NT>(a, o, s.sums, s.inverse);
+        blocks_finish<NT>(a, o, s.sums, s.inverse);
         __syncthreads(); /* the next tile's sums are in the same place */
     }
 }
@@ -344,7 +346,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
 
 /* Map the matrix as [parts][rows][n_in]: two parts when the rows of gate and up are one after the
  * other. */
-static int encode_map(CUtensorMap *map, const struct k_product *p)
+static int blocks_encode_map(CUtensorMap *map, const struct k_product *p)
 {
     bool is_gated = p->kind == K_PRODUCT_GATED;
     cuuint64_t row_bytes = (cuuint64_t)p->w->n_in;
@@ -363,7 +365,7 @@ bool product_blocks_takes(const struct k_matrix *w, int n)
 }
 
 template <int NT>
-static int launch(const CUtensorMap &map, const blocks_args &a, int n_sms, k_stream stream)
+static int blocks_launch(const CUtensorMap &map, const blocks_args &a, int n_sms, k_stream stream)
 {
     cudaLaunchAttribute attribute = {};
     cudaLaunchConfig_t config = {};
@@ -388,7 +390,7 @@ int product_blocks(const struct k_product *p, int n, int n_sms, k_stream stream)
     blocks_args args = {};
     CUtensorMap map;
 
-    if (encode_map(&map, p) != 0)
+    if (blocks_encode_map(&map, p) != 0)
         return -1;
     args.p = *p;
     args.n = n;
@@ -399,6 +401,6 @@ int product_blocks(const struct k_product *p, int n, int n_sms, k_stream stream)
     args.scales = (const float *)w->scales;
     args.scale_cols = k_format_scale_cols(&w->format, w->n_in);
     if (n <= 8)
-        return launch<1>(map, args, n_sms, stream);
-    return launch<2>(map, args, n_sms, stream);
+        return blocks_launch<1>(map, args, n_sms, stream);
+    return blocks_launch<2>(map, args, n_sms, stream);
 }

@@ -11,7 +11,8 @@
 #define SQUARES 8 /* partial sums of squares that a lane prefetches */
 
 /* A copy without a tensor map, for rows of x. */
-static __device__ inline void copy_bytes(void *to, const void *from, uint32_t bytes, uint64_t *bar)
+static __device__ inline void end_copy_bytes(void *to, const void *from, uint32_t bytes,
+                                             uint64_t *bar)
 {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], "
                  "%2, [%3];" ::"r"(shared_addr(to)),
@@ -20,8 +21,8 @@ static __device__ inline void copy_bytes(void *to, const void *from, uint32_t by
 }
 
 /* c [16][8] += a [16][16] * b [16][8] */
-static __device__ inline void multiply_16x8(float c[4], uint32_t a0, uint32_t a1, uint32_t a2,
-                                            uint32_t a3, uint32_t b0, uint32_t b1)
+static __device__ inline void end_multiply_16x8(float c[4], uint32_t a0, uint32_t a1, uint32_t a2,
+                                                uint32_t a3, uint32_t b0, uint32_t b1)
 {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
                  "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -41,7 +42,7 @@ struct output {
 };
 
 /* Load the numbers of an output whose place is chosen. */
-static __device__ inline void fetch_output(output &o, const k_product &p, int n_out)
+static __device__ inline void end_fetch_output(output &o, const k_product &p, int n_out)
 {
     bool is_gated = p.kind == K_PRODUCT_GATED;
 
@@ -62,7 +63,7 @@ struct targets {
 };
 
 /* Read once before the mainloop: an argument that was not read recently takes 500 cycles. */
-static __device__ inline targets targets_of(const k_product &p, int n_out)
+static __device__ inline targets end_targets_of(const k_product &p, int n_out)
 {
     targets to = {p.kind, n_out, p.y_is_half, p.y, p.normed, p.residual, p.sums_out};
 
@@ -72,8 +73,8 @@ static __device__ inline targets targets_of(const k_product &p, int n_out)
 }
 
 /* Finish one output: inverse is the norm's factor of its column. */
-static __device__ inline void write_output(const targets &to, const output &o, float sum, float up,
-                                           float inverse)
+static __device__ inline void end_write_output(const targets &to, const output &o, float sum,
+                                               float up, float inverse)
 {
     float result = sum * inverse + load_bf16(&o.bias), square;
     size_t at = (size_t)o.c * to.n_out + o.row;
@@ -103,7 +104,7 @@ static __device__ inline void write_output(const targets &to, const output &o, f
 
 /* Prefetch the partial sums of squares of row c; a lane has every 32nd. */
 template <class ARGS>
-static __device__ inline void fetch_squares(float squares[SQUARES], int c, const ARGS &a)
+static __device__ inline void end_fetch_squares(float squares[SQUARES], int c, const ARGS &a)
 {
     int lane = threadIdx.x % 32, n_sums = a.p.sums_in != NULL && c < a.n ? a.p.n_sums : 0;
 
@@ -118,7 +119,8 @@ static __device__ inline void fetch_squares(float squares[SQUARES], int c, const
 /* 1 / sqrt(mean square) of each row of x; the first 32 * SQUARES partial sums of row `warp` are
  * prefetched. */
 template <int WARPS, class ARGS>
-static __device__ void find_inverse(float *inverse, float squares[SQUARES], int warp, const ARGS &a)
+static __device__ void end_find_inverse(float *inverse, float squares[SQUARES], int warp,
+                                        const ARGS &a)
 {
     int lane = threadIdx.x % 32, n_sums = a.p.sums_in != NULL ? a.p.n_sums : 0;
 
@@ -126,7 +128,7 @@ static __device__ void find_inverse(float *inverse, float squares[SQUARES], int 
         float sum = 0.0f;
 
         if (col > warp)
-            fetch_squares(squares, col, a);
+            end_fetch_squares(squares, col, a);
 #pragma unroll
         for (int i = 0; i < SQUARES; i++)
             sum += squares[i];

@@ -79,8 +79,8 @@ struct record_ring {
 };
 
 /* Weights are read once per step: evict first. */
-static __device__ inline void copy_records(void *to, const void *from, uint32_t bytes,
-                                           uint64_t *bar)
+static __device__ inline void packed_copy_records(void *to, const void *from, uint32_t bytes,
+                                                  uint64_t *bar)
 {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
                  ".L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(shared_addr(to)),
@@ -89,7 +89,7 @@ static __device__ inline void copy_records(void *to, const void *from, uint32_t 
 }
 
 /* Load the warp's next records into a stage. */
-static __device__ inline void load_next(record_ring &r, const packed_args &a, int stage)
+static __device__ inline void packed_load_next(record_ring &r, const packed_args &a, int stage)
 {
     if (r.unit >= r.last_unit)
         return;
@@ -101,8 +101,8 @@ static __device__ inline void load_next(record_ring &r, const packed_args &a, in
         char *to = r.stages + stage * 2 * apart;
 
         barrier_expect(&r.full[stage], 2 * bytes);
-        copy_records(to, from, bytes, &r.full[stage]);
-        copy_records(to + apart, from + r.next_strip, bytes, &r.full[stage]);
+        packed_copy_records(to, from, bytes, &r.full[stage]);
+        packed_copy_records(to + apart, from + r.next_strip, bytes, &r.full[stage]);
     }
     r.record += a.c.run;
     if (r.record >= r.end_record) {
@@ -114,7 +114,7 @@ static __device__ inline void load_next(record_ring &r, const packed_args &a, in
 /* --- products --------------------------------------------------------------------------------- */
 
 /* Two codes, 16 bits apart, less their zero: exact in bfloat16. `less` is 128 + zero, twice. */
-static __device__ inline uint32_t widen(uint32_t codes, uint32_t less)
+static __device__ inline uint32_t packed_widen(uint32_t codes, uint32_t less)
 {
     uint32_t two = packed_two(codes);
     __nv_bfloat162 value = __hsub2(*(const __nv_bfloat162 *)&two, *(const __nv_bfloat162 *)&less);
@@ -124,7 +124,7 @@ static __device__ inline uint32_t widen(uint32_t codes, uint32_t less)
 
 /* Load 32 columns of eight rows of x, as two operands of a product. `at` is the lane's address:
  * eight lanes give those of a matrix of 8 x 8. */
-static __device__ inline void load_matrices(uint32_t (&words)[4], uint32_t at)
+static __device__ inline void packed_load_matrices(uint32_t (&words)[4], uint32_t at)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
@@ -132,9 +132,10 @@ static __device__ inline void load_matrices(uint32_t (&words)[4], uint32_t at)
                  : "memory");
 }
 
-/* multiply_16x8() that the compiler may move: it has no effect but on c. */
-static __device__ inline void multiply_free(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2,
-                                            uint32_t a3, uint32_t b0, uint32_t b1)
+/* end_multiply_16x8() that the compiler may move: it has no effect but on c. */
+static __device__ inline void packed_multiply_free(float (&c)[4], uint32_t a0, uint32_t a1,
+                                                   uint32_t a2, uint32_t a3, uint32_t b0,
+                                                   uint32_t b1)
 {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
         "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -144,16 +145,16 @@ static __device__ inline void multiply_free(float (&c)[4], uint32_t a0, uint32_t
 
 /* Multiply 16 columns: the codes of a lane, and words `at` and at + 1 of rows of x. */
 template <int NT>
-static __device__ inline void multiply_codes(float (&part)[NT][4], uint32_t codes,
-                                             const uint32_t less[2], const uint32_t (&words)[NT][4],
-                                             int at)
+static __device__ inline void packed_multiply_codes(float (&part)[NT][4], uint32_t codes,
+                                                    const uint32_t less[2],
+                                                    const uint32_t (&words)[NT][4], int at)
 {
-    uint32_t a0 = widen(codes, less[0]), a1 = widen(codes >> 4, less[1]);
-    uint32_t a2 = widen(codes >> 8, less[0]), a3 = widen(codes >> 12, less[1]);
+    uint32_t a0 = packed_widen(codes, less[0]), a1 = packed_widen(codes >> 4, less[1]);
+    uint32_t a2 = packed_widen(codes >> 8, less[0]), a3 = packed_widen(codes >> 12, less[1]);
 
 #pragma unroll
     for (int i = 0; i < NT; i++)
-        multiply_free(part[i], a0, a1, a2, a3, words[i][at], words[i][at + 1]);
+        packed_multiply_free(part[i], a0, a1, a2, a3, words[i][at], words[i][at + 1]);
 }
 
 /* A lane's numbers of a group of columns, for rows g and g + 8 of a strip. */
@@ -163,8 +164,8 @@ struct group_numbers {
 };
 
 template <int GROUPS>
-static __device__ inline group_numbers numbers_of(const char *record, int group,
-                                                  const packed_args &a)
+static __device__ inline group_numbers packed_numbers_of(const char *record, int group,
+                                                         const packed_args &a)
 {
     int row = threadIdx.x % 32 / 4;
     const uint16_t *scales = (const uint16_t *)(record + PACKED_CODE_BYTES) + group * 16 + row;
@@ -184,9 +185,10 @@ static __device__ inline group_numbers numbers_of(const char *record, int group,
 /* Multiply a record of each strip by the rows of x. Every second product of a strip adds to sums of
  * its own, so that it need not wait for the one before. */
 template <int NT, int GROUPS>
-static __device__ inline void multiply_record(float (&acc)[2][NT][4], const char *const (&w)[2],
-                                              const uint32_t (&x)[NT], int x_at,
-                                              const packed_args &a)
+static __device__ inline void packed_multiply_record(float (&acc)[2][NT][4],
+                                                     const char *const (&w)[2],
+                                                     const uint32_t (&x)[NT], int x_at,
+                                                     const packed_args &a)
 {
     const int quarters = 4 / GROUPS; /* of 32 columns, in a group */
     int lane = threadIdx.x % 32;
@@ -198,11 +200,11 @@ static __device__ inline void multiply_record(float (&acc)[2][NT][4], const char
         codes[i / 2][i % 2] = *(const uint4 *)(w[i / 2] + i % 2 * 512 + lane * 16);
 #pragma unroll
     for (int i = 0; i < 4 * NT; i++)
-        load_matrices(words[i / NT][i % NT], x[i % NT] + (uint32_t)(x_at + i / NT * 64));
+        packed_load_matrices(words[i / NT][i % NT], x[i % NT] + (uint32_t)(x_at + i / NT * 64));
 #pragma unroll
     for (int group = 0; group < GROUPS; group++) {
-        group_numbers numbers[2] = {numbers_of<GROUPS>(w[0], group, a),
-                                    numbers_of<GROUPS>(w[1], group, a)};
+        group_numbers numbers[2] = {packed_numbers_of<GROUPS>(w[0], group, a),
+                                    packed_numbers_of<GROUPS>(w[1], group, a)};
         float part[2][2][NT][4] = {};
 
 #pragma unroll
@@ -210,10 +212,10 @@ static __device__ inline void multiply_record(float (&acc)[2][NT][4], const char
             int k = i / 2, strip = i % 2;
             const uint4 &tile = codes[strip][k / 2];
 
-            multiply_codes<NT>(part[0][strip], k % 2 == 0 ? tile.x : tile.z, numbers[strip].less,
-                               words[k], 0);
-            multiply_codes<NT>(part[1][strip], k % 2 == 0 ? tile.y : tile.w, numbers[strip].less,
-                               words[k], 2);
+            packed_multiply_codes<NT>(part[0][strip], k % 2 == 0 ? tile.x : tile.z,
+                                      numbers[strip].less, words[k], 0);
+            packed_multiply_codes<NT>(part[1][strip], k % 2 == 0 ? tile.y : tile.w,
+                                      numbers[strip].less, words[k], 2);
         }
 #pragma unroll
         for (int i = 0; i < 2 * NT * 4; i++) {
@@ -229,9 +231,9 @@ static __device__ inline void multiply_record(float (&acc)[2][NT][4], const char
 /* The warp's sums of a unit. x: a lane's addresses of each eight rows, from the CTA's first
  * record. */
 template <int NT, int GROUPS>
-static __device__ inline void multiply_unit(float (&acc)[2][NT][4], record_ring &r,
-                                            const uint32_t (&x)[NT], int first_of_x,
-                                            const packed_args &a)
+static __device__ inline void packed_multiply_unit(float (&acc)[2][NT][4], record_ring &r,
+                                                   const uint32_t (&x)[NT], int first_of_x,
+                                                   const packed_args &a)
 {
     int apart = a.c.run * a.c.record_bytes;
 
@@ -244,10 +246,10 @@ static __device__ inline void multiply_unit(float (&acc)[2][NT][4], record_ring 
         for (int i = 0; i < a.c.run && record + i < r.end_record; i++, at += a.c.record_bytes) {
             const char *const strips[2] = {at, at + apart};
 
-            multiply_record<NT, GROUPS>(acc, strips, x, (record + i - first_of_x) * 256, a);
+            packed_multiply_record<NT, GROUPS>(acc, strips, x, (record + i - first_of_x) * 256, a);
         }
         __syncwarp();
-        load_next(r, a, r.stage);
+        packed_load_next(r, a, r.stage);
         if (++r.stage == a.c.depth) {
             r.stage = 0;
             r.parity ^= 1;
@@ -258,13 +260,14 @@ static __device__ inline void multiply_unit(float (&acc)[2][NT][4], record_ring 
 /* --- the end of a pass ------------------------------------------------------------------------ */
 
 /* Where sums of a row of the pass are, of warp 0 of the unit: sums [WARPS][2][n][COL_STRIDE]. */
-static __device__ inline int sum_at(int warp, int strip, int col, int n)
+static __device__ inline int packed_sum_at(int warp, int strip, int col, int n)
 {
     return ((warp * 2 + strip) * n + col) * COL_STRIDE;
 }
 
 template <int NT>
-static __device__ inline void store_sums(float *sums, const float (&acc)[2][NT][4], int warp, int n)
+static __device__ inline void packed_store_sums(float *sums, const float (&acc)[2][NT][4], int warp,
+                                                int n)
 {
     int row = threadIdx.x % 32 / 4, lane_col = threadIdx.x % 4 * 2;
 
@@ -273,7 +276,8 @@ static __device__ inline void store_sums(float *sums, const float (&acc)[2][NT][
         int strip = i / (NT * 4), elem = i % 4, col = i / 4 % NT * 8 + lane_col + elem % 2;
 
         if (col < n)
-            sums[sum_at(warp, strip, col, n) + row + elem / 2 * 8] = acc[strip][i / 4 % NT][elem];
+            sums[packed_sum_at(warp, strip, col, n) + row + elem / 2 * 8] =
+                acc[strip][i / 4 % NT][elem];
     }
 }
 
@@ -290,8 +294,8 @@ struct pass_end {
 
 /* A thread's i-th output of a pass; the cluster's CTAs share them. Sixteen lanes have the rows of a
  * strip. */
-static __device__ inline output choose_output(const packed_args &a, const pass_end &e, int base,
-                                              int last, int i)
+static __device__ inline output packed_choose_output(const packed_args &a, const pass_end &e,
+                                                     int base, int last, int i)
 {
     int index = ((i << a.c.split_bits) + (int)e.rank) * THREADS + (int)threadIdx.x;
     output o = {};
@@ -301,11 +305,11 @@ static __device__ inline output choose_output(const packed_args &a, const pass_e
     o.row = (base << e.unit_bits) + o.place;
     o.mine = o.c < a.n && base + (o.place >> e.unit_bits) < last;
     if (o.mine)
-        fetch_output(o, a.p, a.n_out);
+        end_fetch_output(o, a.p, a.n_out);
     return o;
 }
 
-static __device__ inline float load_remote(const float *p, int rank)
+static __device__ inline float packed_load_remote(const float *p, int rank)
 {
     uint32_t at;
     float value;
@@ -316,44 +320,45 @@ static __device__ inline float load_remote(const float *p, int rank)
 }
 
 /* The sum over the CTAs of the cluster and the warps of a unit, in their order. */
-static __device__ inline float sum_parts(const packed_args &a, const float *sums, int slot,
-                                         int strip, int col, int row)
+static __device__ inline float packed_sum_parts(const packed_args &a, const float *sums, int slot,
+                                                int strip, int col, int row)
 {
     float sum = 0.0f;
 
     if (a.c.n_split == 1) {
 #pragma unroll 4
         for (int i = 0; i < a.c.n_warps; i++)
-            sum += sums[sum_at((slot << a.c.warps_bits) + i, strip, col, a.n) + row];
+            sum += sums[packed_sum_at((slot << a.c.warps_bits) + i, strip, col, a.n) + row];
         return sum;
     }
     for (int i = 0; i < a.c.n_warps; i++) {
-        const float *at = sums + sum_at((slot << a.c.warps_bits) + i, strip, col, a.n) + row;
+        const float *at = sums + packed_sum_at((slot << a.c.warps_bits) + i, strip, col, a.n) + row;
 
 #pragma unroll 4
         for (int rank = 0; rank < a.c.n_split; rank++)
-            sum += load_remote(at, rank);
+            sum += packed_load_remote(at, rank);
     }
     return sum;
 }
 
-static __device__ inline void finish(const packed_args &a, const targets &to, const pass_end &e,
-                                     const float *sums, const output &o)
+static __device__ inline void packed_finish(const packed_args &a, const targets &to,
+                                            const pass_end &e, const float *sums, const output &o)
 {
     int slot = o.place >> e.unit_bits, row = o.place & ((1 << e.unit_bits) - 1);
     float sum, up = 0.0f;
 
     if (!o.mine)
         return;
-    sum = sum_parts(a, sums, slot, row / 16, o.c, row % 16);
+    sum = packed_sum_parts(a, sums, slot, row / 16, o.c, row % 16);
     if (to.kind == K_PRODUCT_GATED)
-        up = sum_parts(a, sums, slot, 1, o.c, row);
-    write_output(to, o, sum, up, e.inverse[o.c]);
+        up = packed_sum_parts(a, sums, slot, 1, o.c, row);
+    end_write_output(to, o, sum, up, e.inverse[o.c]);
 }
 
 /* All outputs of a pass; the thread's first is prefetched. */
-static __device__ inline void end_pass(const packed_args &a, const targets &to, const pass_end &e,
-                                       const output &first, int base, int last, int pass)
+static __device__ inline void packed_end_pass(const packed_args &a, const targets &to,
+                                              const pass_end &e, const output &first, int base,
+                                              int last, int pass)
 {
     const float *sums = e.sums + (pass & 1) * e.buffer;
     int per_turn = THREADS << a.c.split_bits, n = a.n << e.pass_bits;
@@ -362,13 +367,13 @@ static __device__ inline void end_pass(const packed_args &a, const targets &to, 
         __syncthreads();
     else
         cluster_wait();
-    finish(a, to, e, sums, first);
+    packed_finish(a, to, e, sums, first);
     for (int i = 1; i * per_turn < n; i++)
-        finish(a, to, e, sums, choose_output(a, e, base, last, i));
+        packed_finish(a, to, e, sums, packed_choose_output(a, e, base, last, i));
 }
 
-/* Release the sums to the cluster; a CTA alone synchronises in end_pass(). */
-static __device__ inline void cluster_arrive(int n_split)
+/* Release the sums to the cluster; a CTA alone synchronises in packed_end_pass(). */
+static __device__ inline void packed_cluster_arrive(int n_split)
 {
     if (n_split > 1)
         asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
@@ -378,7 +383,7 @@ static __device__ inline void cluster_arrive(int n_split)
 
 /* The rows of x in the CTA's share of n_in, by all threads: a bulk copy would wait behind those of
  * w, for microseconds. */
-static __device__ inline void load_x(char *xs, const packed_args &a, int first, int end)
+static __device__ inline void packed_load_x(char *xs, const packed_args &a, int first, int end)
 {
     int bytes = (end - first) * 256;
     const char *from = (const char *)a.p.x + (size_t)first * 256;
@@ -393,20 +398,20 @@ static __device__ inline void load_x(char *xs, const packed_args &a, int first, 
 }
 
 /* The beginning of share i of n, of a power of 2. */
-static __device__ inline int share(int n, int i, int bits)
+static __device__ inline int packed_share(int n, int i, int bits)
 {
     return n * i >> bits;
 }
 
 /* The first unit of a cluster. */
-static __device__ inline int first_unit(const packed_cut &c, int group)
+static __device__ inline int packed_first_unit(const packed_cut &c, int group)
 {
     return group * c.units_each + min(group, c.n_longer);
 }
 
 /* The warp's ring, with its first records on their way. */
-static __device__ inline record_ring open_ring(const packed_args &a, char *stages, uint64_t *full,
-                                               int warp, int first, int end)
+static __device__ inline record_ring packed_open_ring(const packed_args &a, char *stages,
+                                                      uint64_t *full, int warp, int first, int end)
 {
     record_ring r = {};
     int group = (int)blockIdx.x >> a.c.split_bits, part = warp & (a.c.n_warps - 1);
@@ -416,11 +421,11 @@ static __device__ inline record_ring open_ring(const packed_args &a, char *stage
     r.w = a.w;
     r.strip_bytes = (size_t)a.c.n_records * a.c.record_bytes;
     r.next_strip = (a.is_gated ? (size_t)a.c.n_units : 1) * r.strip_bytes;
-    r.first_record = first + share(end - first, part, a.c.warps_bits);
-    r.end_record = first + share(end - first, part + 1, a.c.warps_bits);
+    r.first_record = first + packed_share(end - first, part, a.c.warps_bits);
+    r.end_record = first + packed_share(end - first, part + 1, a.c.warps_bits);
     r.record = r.first_record;
-    r.unit = first_unit(a.c, group) + (warp >> a.c.warps_bits);
-    r.last_unit = first_unit(a.c, group + 1);
+    r.unit = packed_first_unit(a.c, group) + (warp >> a.c.warps_bits);
+    r.last_unit = packed_first_unit(a.c, group + 1);
     if (r.first_record == r.end_record)
         r.unit = r.last_unit;
     if (leads()) {
@@ -431,7 +436,7 @@ static __device__ inline record_ring open_ring(const packed_args &a, char *stage
     }
     __syncwarp();
     for (int i = 0; i < a.c.depth; i++)
-        load_next(r, a, i);
+        packed_load_next(r, a, i);
     return r;
 }
 
@@ -449,12 +454,13 @@ static __global__ void __launch_bounds__(THREADS, 1)
     float *inverse = e.sums + a.c.buffers * e.buffer;
     uint64_t *bars = (uint64_t *)(inverse + 8 * NT);
     int group = (int)blockIdx.x >> a.c.split_bits, rank = (int)blockIdx.x & (a.c.n_split - 1);
-    int begin = first_unit(a.c, group), last = first_unit(a.c, group + 1), pass = 0, base;
-    int first = share(a.c.n_records, rank, a.c.split_bits);
-    int end = share(a.c.n_records, rank + 1, a.c.split_bits);
+    int begin = packed_first_unit(a.c, group), last = packed_first_unit(a.c, group + 1), pass = 0,
+        base;
+    int first = packed_share(a.c.n_records, rank, a.c.split_bits);
+    int end = packed_share(a.c.n_records, rank + 1, a.c.split_bits);
     record_ring r =
-        open_ring(a, shared + warp * ring_bytes, bars + warp * a.c.depth, warp, first, end);
-    targets to = targets_of(a.p, a.n_out);
+        packed_open_ring(a, shared + warp * ring_bytes, bars + warp * a.c.depth, warp, first, end);
+    targets to = end_targets_of(a.p, a.n_out);
     uint32_t x[NT];
     float squares[SQUARES];
     output done = {};
@@ -469,37 +475,37 @@ static __global__ void __launch_bounds__(THREADS, 1)
         x[i] = shared_addr(xs + min(i * 8 + lane % 8, a.n - 1) * a.c.x_stride + lane / 8 * 16);
     asm volatile("griddepcontrol.wait;" ::: "memory");
     asm volatile("griddepcontrol.launch_dependents;");
-    load_x(xs, a, first, end);
-    fetch_squares(squares, warp, a);
+    packed_load_x(xs, a, first, end);
+    end_fetch_squares(squares, warp, a);
     asm volatile("cp.async.wait_all;" ::: "memory");
     __syncthreads();
     for (base = begin; base < last; base += e.per_pass, pass++) {
-        output next = choose_output(a, e, base, last, 0);
+        output next = packed_choose_output(a, e, base, last, 0);
         float acc[2][NT][4] = {};
 
         if (base + (warp >> a.c.warps_bits) < last)
-            multiply_unit<NT, GROUPS>(acc, r, x, first, a);
+            packed_multiply_unit<NT, GROUPS>(acc, r, x, first, a);
         if (pass == 0)
-            find_inverse<WARPS>(inverse, squares, warp, a);
+            end_find_inverse<WARPS>(inverse, squares, warp, a);
         else
-            end_pass(a, to, e, done, base - e.per_pass, last, pass - 1);
-        store_sums<NT>(e.sums + (pass & 1) * e.buffer, acc, warp, a.n);
-        cluster_arrive(a.c.n_split);
+            packed_end_pass(a, to, e, done, base - e.per_pass, last, pass - 1);
+        packed_store_sums<NT>(e.sums + (pass & 1) * e.buffer, acc, warp, a.n);
+        packed_cluster_arrive(a.c.n_split);
         done = next;
     }
-    end_pass(a, to, e, done, base - e.per_pass, last, pass - 1);
+    packed_end_pass(a, to, e, done, base - e.per_pass, last, pass - 1);
     if (a.c.n_split > 1) /* the others may still read this CTA's sums */
         cluster_sync();
 }
 
 /* --- the cut ---------------------------------------------------------------------------------- */
 
-static int round_up(int x, int to)
+static int packed_round_up(int x, int to)
 {
     return (x + to - 1) / to * to;
 }
 
-static int ceil_of(int x, int by)
+static int packed_ceil_of(int x, int by)
 {
     return (x + by - 1) / by;
 }
@@ -513,7 +519,7 @@ static int packed_columns(int n)
 /* Clusters of more than two CTAs need multiprocessors of one part of the GPU, which have 16 or 18,
  * or fewer: of 132 an H200 has 120 in such clusters. One that does not fit would run after all
  * others. */
-static int groups_of(int n_sms, int n_split, int n_units)
+static int packed_groups_of(int n_sms, int n_split, int n_units)
 {
     int n = (n_split > 2 ? n_sms * 10 / 11 : n_sms) / n_split;
 
@@ -522,15 +528,15 @@ static int groups_of(int n_sms, int n_split, int n_units)
 }
 
 /* Lay out shared memory for so many columns; false when too few stages fit. */
-static bool lay_out(struct packed_cut *c, int columns)
+static bool packed_lay_out(struct packed_cut *c, int columns)
 {
-    int passes = ceil_of(ceil_of(c->n_units, c->n_groups), WARPS / c->n_warps);
+    int passes = packed_ceil_of(packed_ceil_of(c->n_units, c->n_groups), WARPS / c->n_warps);
     int stages = WARPS * 2 * c->run * c->record_bytes, rest;
 
-    c->x_stride = ceil_of(c->n_records, c->n_split) * 256 + X_PAD;
+    c->x_stride = packed_ceil_of(c->n_records, c->n_split) * 256 + X_PAD;
     c->buffers = passes > 1 ? 2 : 1;
     rest = columns * c->x_stride + c->buffers * WARPS * 2 * columns * COL_STRIDE * 4 +
-           round_up(columns, 8) * 4 + WARPS * DEPTH * 8;
+           packed_round_up(columns, 8) * 4 + WARPS * DEPTH * 8;
     c->depth = DEPTH;
     c->smem = rest + DEPTH * stages;
     return c->smem <= SMEM_MAX;
@@ -538,12 +544,13 @@ static bool lay_out(struct packed_cut *c, int columns)
 
 /* An estimate of the cycles of a CTA: of its bytes, of its instructions, and of the part of a
  * launch that is not hidden. */
-static long cost_of(const struct packed_cut *c, int columns)
+static long packed_cost_of(const struct packed_cut *c, int columns)
 {
-    int units = ceil_of(c->n_units, c->n_groups), records = ceil_of(c->n_records, c->n_split);
-    int tiles = ceil_of(columns, 8), passes = ceil_of(units, WARPS / c->n_warps);
+    int units = packed_ceil_of(c->n_units, c->n_groups),
+        records = packed_ceil_of(c->n_records, c->n_split);
+    int tiles = packed_ceil_of(columns, 8), passes = packed_ceil_of(units, WARPS / c->n_warps);
     long bytes = (long)units * records * 2 * c->record_bytes / 20;
-    long work = passes * (ceil_of(records, c->n_warps) * (600L + 300L * tiles) +
+    long work = passes * (packed_ceil_of(records, c->n_warps) * (600L + 300L * tiles) +
                           (c->n_split > 1 ? 2000L : 800L));
     long x = (long)columns * records * 256 / 40;
 
@@ -562,18 +569,18 @@ static bool packed_cut_of(struct packed_cut *best, const struct k_matrix *w, int
     c.record_bytes = (int)k_packed_record_bytes(&packing);
     for (c.n_split = 1; c.n_split <= SPLIT_MAX && c.n_split <= c.n_records;
          c.n_split *= 2, c.split_bits++) {
-        c.n_groups = groups_of(n_sms, c.n_split, c.n_units);
+        c.n_groups = packed_groups_of(n_sms, c.n_split, c.n_units);
         c.units_each = c.n_units / c.n_groups;
         c.n_longer = c.n_units % c.n_groups;
         c.warps_bits = 0;
         for (c.n_warps = 1; c.n_warps <= WARPS; c.n_warps *= 2, c.warps_bits++) {
             /* short parts of rows are loaded sooner in single records */
-            c.run = ceil_of(c.n_records, c.n_split * c.n_warps) >= 8 ? RUN_MAX : 1;
-            if (!lay_out(&c, columns))
+            c.run = packed_ceil_of(c.n_records, c.n_split * c.n_warps) >= 8 ? RUN_MAX : 1;
+            if (!packed_lay_out(&c, columns))
                 c.run = 1;
-            if (!lay_out(&c, columns) || (least > 0 && cost_of(&c, columns) >= least))
+            if (!packed_lay_out(&c, columns) || (least > 0 && packed_cost_of(&c, columns) >= least))
                 continue;
-            least = cost_of(&c, columns);
+            least = packed_cost_of(&c, columns);
             *best = c;
         }
     }
@@ -595,7 +602,7 @@ int product_packed_bucket(int n)
     return packed_columns(n);
 }
 
-template <int NT, int GROUPS> static int launch(const packed_args &a, k_stream stream)
+template <int NT, int GROUPS> static int packed_launch(const packed_args &a, k_stream stream)
 {
     cudaLaunchAttribute attributes[2] = {};
     cudaLaunchConfig_t config = {};
@@ -616,17 +623,17 @@ template <int NT, int GROUPS> static int launch(const packed_args &a, k_stream s
     return cudaLaunchKernelEx(&config, packed_kernel<NT, GROUPS>, a) == cudaSuccess ? 0 : -1;
 }
 
-template <int NT> static int launch_group(const packed_args &a, int group, k_stream stream)
+template <int NT> static int packed_launch_group(const packed_args &a, int group, k_stream stream)
 {
     switch (group) {
-    case 32: return launch<NT, 4>(a, stream);
-    case 64: return launch<NT, 2>(a, stream);
-    default: return launch<NT, 1>(a, stream);
+    case 32: return packed_launch<NT, 4>(a, stream);
+    case 64: return packed_launch<NT, 2>(a, stream);
+    default: return packed_launch<NT, 1>(a, stream);
     }
 }
 
 /* The rows of p from `first` on. */
-static struct k_product rows_from(const struct k_product *p, int first)
+static struct k_product packed_rows_from(const struct k_product *p, int first)
 {
     struct k_product some = *p;
     size_t at = (size_t)first, n_out = (size_t)p->w->n_out;
@@ -663,7 +670,7 @@ static int packed_run(const struct k_product *p, const struct packed_cut *cut, i
     args.is_gated = p->kind == K_PRODUCT_GATED;
     args.has_zeros = p->w->format.has_zeros;
     args.is_half = p->w->format.scale == K_F16;
-    return launch_group<1>(args, p->w->format.group_cols, stream);
+    return packed_launch_group<1>(args, p->w->format.group_cols, stream);
 }
 
 int product_packed(const struct k_product *p, int n, int n_sms, k_stream stream)
@@ -680,7 +687,7 @@ int product_packed(const struct k_product *p, int n, int n_sms, k_stream stream)
     if (columns == 1 && !packed_cut_of(&cut, p->w, columns, n_sms))
         return -1;
     for (int row = 0; row < n && rc == 0; row += columns) {
-        struct k_product some = rows_from(p, row);
+        struct k_product some = packed_rows_from(p, row);
 
         rc = packed_run(&some, &cut, n - row < columns ? n - row : columns, stream);
     }

@@ -19,7 +19,7 @@ struct recurrent_args {
 };
 
 /* The address of a channel's state, which may be on any page of the sequence's table. */
-static __device__ inline float *state_elem(const recurrent_args &a, int seq, int channel)
+static __device__ inline float *recurrent_state_elem(const recurrent_args &a, int seq, int channel)
 {
     size_t at = a.state.at + channel;
     int32_t page = a.t.page_ids[(size_t)seq * a.t.pages_max + at / a.state.page_elems];
@@ -35,7 +35,7 @@ static __global__ void __launch_bounds__(CHANNELS) recurrent_kernel(const recurr
 
     if (len == 0 || channel >= a.width)
         return;
-    kept = state_elem(a, seq, channel);
+    kept = recurrent_state_elem(a, seq, channel);
     state = len == last - first ? 0.0f : *kept;
     for (int i = first; i < last; i++) {
         const k_bf16 *row = a.in + (size_t)i * 2 * a.width;

@@ -19,8 +19,8 @@ struct head_norms {
 };
 
 /* Write eight elements to a page. */
-static __device__ inline void store_wide_kv(const struct k_kv &kv, size_t elem, float scale,
-                                            const float x[WIDE])
+static __device__ inline void rope_store_wide_kv(const struct k_kv &kv, size_t elem, float scale,
+                                                 const float x[WIDE])
 {
     uint32_t word[2];
 
@@ -36,7 +36,7 @@ static __device__ inline void store_wide_kv(const struct k_kv &kv, size_t elem, 
 }
 
 /* Threads of a head of so many pieces: a power of two with norms, for the reduction. */
-static __host__ __device__ inline int wide_lanes(int pieces, bool is_normed)
+static __host__ __device__ inline int rope_wide_lanes(int pieces, bool is_normed)
 {
     int lanes = 1;
 
@@ -47,8 +47,9 @@ static __host__ __device__ inline int wide_lanes(int pieces, bool is_normed)
 
 /* Norm a head; all its threads, `lanes` neighbours, must call. weight: of this thread's first
  * element. An idle thread has zeros and reads no weights. */
-static __device__ inline void norm_wide(float low[WIDE], float high[WIDE], const k_bf16 *weight,
-                                        int hd, int lanes, float eps, bool is_idle)
+static __device__ inline void rope_norm_wide(float low[WIDE], float high[WIDE],
+                                             const k_bf16 *weight, int hd, int lanes, float eps,
+                                             bool is_idle)
 {
     unsigned mask = ((1U << lanes) - 1) << (threadIdx.x % 32 / lanes * lanes);
     float sums[WIDE / 2], sum, inverse, weights[2][WIDE] = {};
@@ -73,7 +74,7 @@ static __device__ inline void norm_wide(float low[WIDE], float high[WIDE], const
 }
 
 /* Rotate eight pairs. */
-static __device__ inline void turn_wide(float low[WIDE], float high[WIDE], const float4 *turn)
+static __device__ inline void rope_turn_wide(float low[WIDE], float high[WIDE], const float4 *turn)
 {
 #pragma unroll
     for (int k = 0; k < WIDE; k += 2) {
@@ -93,7 +94,7 @@ static __global__ void __launch_bounds__(WIDE_THREADS)
                         int n_heads, struct head_norms norms)
 {
     int token = blockIdx.x, hd = kv.head_dim, half = hd / 2, pieces = half / WIDE;
-    int lanes = wide_lanes(pieces, NORMED);
+    int lanes = rope_wide_lanes(pieces, NORMED);
     int n_turned = n_heads + kv.n_kv_heads, n_all = n_turned + kv.n_kv_heads;
     int pos = t.pos[token], seq = t.seq[token];
     const int32_t *pages = t.page_ids + (size_t)seq * t.pages_max;
@@ -114,13 +115,13 @@ static __global__ void __launch_bounds__(WIDE_THREADS)
         if (is_padding) /* known only after the loads have begun */
             return;
         if (NORMED && !is_value && !norms.after)
-            norm_wide(low, high, (h < n_heads ? norms.q : norms.k) + d, hd, lanes, norms.eps,
-                      is_idle);
+            rope_norm_wide(low, high, (h < n_heads ? norms.q : norms.k) + d, hd, lanes, norms.eps,
+                           is_idle);
         if (!is_value && !is_idle)
-            turn_wide(low, high, turn + d / 2);
+            rope_turn_wide(low, high, turn + d / 2);
         if (NORMED && !is_value && norms.after)
-            norm_wide(low, high, (h < n_heads ? norms.q : norms.k) + d, hd, lanes, norms.eps,
-                      is_idle);
+            rope_norm_wide(low, high, (h < n_heads ? norms.q : norms.k) + d, hd, lanes, norms.eps,
+                           is_idle);
         if (is_idle)
             continue;
         if (h < n_heads) {
@@ -131,13 +132,14 @@ static __global__ void __launch_bounds__(WIDE_THREADS)
         elem = key_elem(kv, pages, pos, h - (is_value ? n_turned : n_heads)) + d;
         if (is_value)
             elem += value_elems(kv);
-        store_wide_kv(kv, elem, scale, low);
-        store_wide_kv(kv, elem + half, scale, high);
+        rope_store_wide_kv(kv, elem, scale, low);
+        rope_store_wide_kv(kv, elem + half, scale, high);
     }
 }
 
 /* One element of a page. */
-static __device__ inline void store_kv(const struct k_kv &kv, size_t elem, float scale, float x)
+static __device__ inline void rope_store_kv(const struct k_kv &kv, size_t elem, float scale,
+                                            float x)
 {
     uint32_t two = stored_two(kv.type, scale, x, 0.0f);
 
@@ -149,7 +151,8 @@ static __device__ inline void store_kv(const struct k_kv &kv, size_t elem, float
 
 /* The norm of a head that a warp has; lane i has elements i, i + 32, ... of both halves. turn: of
  * the head after its rotation. */
-static __device__ inline float warp_inverse(const k_bf16 *x, int hd, float eps, const float2 *turn)
+static __device__ inline float rope_warp_inverse(const k_bf16 *x, int hd, float eps,
+                                                 const float2 *turn)
 {
     float sum = 0.0f;
 
@@ -186,7 +189,7 @@ static __global__ void rope_kv_kernel(k_bf16 *qkv, struct k_kv kv, struct k_toke
         const k_bf16 *weight = (h < n_heads ? norms.q : norms.k);
         bool is_normed = NORMED && !is_value;
         float inverse =
-            is_normed ? warp_inverse(from, hd, norms.eps, norms.after ? turn : NULL) : 1.0f;
+            is_normed ? rope_warp_inverse(from, hd, norms.eps, norms.after ? turn : NULL) : 1.0f;
 
         for (int d = threadIdx.x; d < half; d += 32) {
             float2 cs = is_value ? make_float2(1.0f, 0.0f) : turn[d];
@@ -209,8 +212,8 @@ static __global__ void rope_kv_kernel(k_bf16 *qkv, struct k_kv kv, struct k_toke
                 size_t to = elem + (is_value ? value_elems(kv) : 0) + d;
                 float scale = is_value ? kv.v_scale : kv.k_scale;
 
-                store_kv(kv, to, scale, low);
-                store_kv(kv, to + half, scale, high);
+                rope_store_kv(kv, to, scale, low);
+                rope_store_kv(kv, to + half, scale, high);
             }
         }
     }
@@ -218,10 +221,10 @@ static __global__ void rope_kv_kernel(k_bf16 *qkv, struct k_kv kv, struct k_toke
 
 /* The wide kernel needs halves of heads in whole 16 bytes, and everything aligned to that. */
 template <bool NORMED>
-static int launch(k_bf16 *qkv, const struct k_kv *kv, const struct k_tokens *t,
-                  const struct k_rotary *r, int n_heads, k_stream stream)
+static int rope_launch(k_bf16 *qkv, const struct k_kv *kv, const struct k_tokens *t,
+                       const struct k_rotary *r, int n_heads, k_stream stream)
 {
-    int lanes = wide_lanes(kv->head_dim / (2 * WIDE), NORMED);
+    int lanes = rope_wide_lanes(kv->head_dim / (2 * WIDE), NORMED);
     int n_items = (n_heads + 2 * kv->n_kv_heads) * lanes;
     const struct head_norms norms = {(const k_bf16 *)r->q_norm, (const k_bf16 *)r->k_norm, r->eps,
                                      r->norms_after};
@@ -238,6 +241,6 @@ static int launch(k_bf16 *qkv, const struct k_kv *kv, const struct k_tokens *t,
 int k_rope_kv(k_bf16 *qkv, const struct k_kv *kv, const struct k_tokens *t,
               const struct k_rotary *r, int n_heads, k_stream stream)
 {
-    return r->q_norm != NULL ? launch<true>(qkv, kv, t, r, n_heads, stream)
-                             : launch<false>(qkv, kv, t, r, n_heads, stream);
+    return r->q_norm != NULL ? rope_launch<true>(qkv, kv, t, r, n_heads, stream)
+                             : rope_launch<false>(qkv, kv, t, r, n_heads, stream);
 }

@@ -16,12 +16,12 @@
 /* --- activations ------------------------------------------------------------------------ */
 
 /* Blocks of a grid with one thread per element. */
-static unsigned blocks_of(size_t n)
+static unsigned rows_blocks_of(size_t n)
 {
     return (unsigned)((n + ELEM_THREADS - 1) / ELEM_THREADS);
 }
 
-static __device__ inline size_t elem_of_thread()
+static __device__ inline size_t rows_elem_of_thread()
 {
     return (size_t)blockIdx.x * ELEM_THREADS + threadIdx.x;
 }
@@ -29,7 +29,7 @@ static __device__ inline size_t elem_of_thread()
 static __global__ void __launch_bounds__(ELEM_THREADS)
     activate_kernel(void *out, bool is_half, const k_bf16 *in, enum k_activation kind, size_t n)
 {
-    size_t i = elem_of_thread();
+    size_t i = rows_elem_of_thread();
 
     if (i < n)
         store_x(out, i, activation(load_bf16(in + i), kind), is_half);
@@ -38,14 +38,14 @@ static __global__ void __launch_bounds__(ELEM_THREADS)
 int k_activate(void *out, bool is_half, const k_bf16 *in, enum k_activation kind, size_t n,
                k_stream stream)
 {
-    return K_LAUNCH(activate_kernel, blocks_of(n), ELEM_THREADS, 0, stream, out, is_half, in, kind,
-                    n);
+    return K_LAUNCH(activate_kernel, rows_blocks_of(n), ELEM_THREADS, 0, stream, out, is_half, in,
+                    kind, n);
 }
 
 static __global__ void __launch_bounds__(ELEM_THREADS)
     gate_kernel(k_bf16 *out, const k_bf16 *in, enum k_activation kind, size_t n, int ff_dim)
 {
-    size_t i = elem_of_thread();
+    size_t i = rows_elem_of_thread();
     const k_bf16 *gate = in + i / ff_dim * 2 * ff_dim + i % ff_dim;
 
     if (i < n)
@@ -57,18 +57,18 @@ int k_gate(k_bf16 *out, const k_bf16 *in, enum k_activation kind, int n, int ff_
 {
     size_t elems = (size_t)n * ff_dim;
 
-    return K_LAUNCH(gate_kernel, blocks_of(elems), ELEM_THREADS, 0, stream, out, in, kind, elems,
-                    ff_dim);
+    return K_LAUNCH(gate_kernel, rows_blocks_of(elems), ELEM_THREADS, 0, stream, out, in, kind,
+                    elems, ff_dim);
 }
 
 /* --- norms ------------------------------------------------------------------------------ */
 
-static __device__ inline float load(const float *p)
+static __device__ inline float rows_load(const float *p)
 {
     return *p;
 }
 
-static __device__ inline float load(const k_bf16 *p)
+static __device__ inline float rows_load(const k_bf16 *p)
 {
     return load_bf16(p);
 }
@@ -76,7 +76,7 @@ static __device__ inline float load(const k_bf16 *p)
 /* One row by one block. The mean is computed first and the squared differences second, because the
  * difference of two large sums would lose the digits of a small variance. */
 template <typename in_type>
-static __device__ void norm_row(k_bf16 *out, const in_type *x, const k_norm &norm, int dim)
+static __device__ void rows_norm_row(k_bf16 *out, const in_type *x, const k_norm &norm, int dim)
 {
     const k_bf16 *weight = (const k_bf16 *)norm.weight, *bias = (const k_bf16 *)norm.bias;
     __shared__ float shared[2][33];
@@ -84,19 +84,19 @@ static __device__ void norm_row(k_bf16 *out, const in_type *x, const k_norm &nor
 
     if (norm.kind == K_NORM_NONE) {
         for (int d = threadIdx.x; d < dim; d += NORM_THREADS)
-            store_bf16(out + d, load(x + d));
+            store_bf16(out + d, rows_load(x + d));
         return;
     }
     if (norm.kind == K_NORM_LAYER) {
         for (int d = threadIdx.x; d < dim; d += NORM_THREADS)
-            mean += load(x + d);
+            mean += rows_load(x + d);
         mean = block_sum(mean, shared[0]) / dim;
     }
     for (int d = threadIdx.x; d < dim; d += NORM_THREADS)
-        squares += (load(x + d) - mean) * (load(x + d) - mean);
+        squares += (rows_load(x + d) - mean) * (rows_load(x + d) - mean);
     scale = rsqrtf(block_sum(squares, shared[1]) / dim + norm.eps);
     for (int d = threadIdx.x; d < dim; d += NORM_THREADS) {
-        float result = (load(x + d) - mean) * scale * load_bf16(weight + d);
+        float result = (rows_load(x + d) - mean) * scale * load_bf16(weight + d);
 
         store_bf16(out + d, bias == NULL ? result : result + load_bf16(bias + d));
     }
@@ -105,7 +105,7 @@ static __device__ void norm_row(k_bf16 *out, const in_type *x, const k_norm &nor
 static __global__ void __launch_bounds__(NORM_THREADS)
     norm_rows_kernel(k_bf16 *out, const float *x, const k_norm norm, int dim)
 {
-    norm_row(out + (size_t)blockIdx.x * dim, x + (size_t)blockIdx.x * dim, norm, dim);
+    rows_norm_row(out + (size_t)blockIdx.x * dim, x + (size_t)blockIdx.x * dim, norm, dim);
 }
 
 int k_norm_rows(k_bf16 *out, const float *x, const struct k_norm *norm, int n, int dim,
@@ -120,7 +120,7 @@ static __global__ void __launch_bounds__(NORM_THREADS)
     k_bf16 *row = x + (size_t)blockIdx.x * stride;
 
     /* Each thread writes the elements that it alone has read last, so in place is safe. */
-    norm_row(row, (const k_bf16 *)row, norm, dim);
+    rows_norm_row(row, (const k_bf16 *)row, norm, dim);
 }
 
 int k_norm_within(k_bf16 *x, int stride, const struct k_norm *norm, int n, int dim, k_stream stream)
@@ -133,7 +133,7 @@ int k_norm_within(k_bf16 *x, int stride, const struct k_norm *norm, int n, int d
 static __global__ void __launch_bounds__(ELEM_THREADS)
     add_kernel(float *x, const k_bf16 *delta, float scale, size_t n)
 {
-    size_t i = elem_of_thread();
+    size_t i = rows_elem_of_thread();
 
     if (i < n)
         x[i] += scale * load_bf16(delta + i);
@@ -141,14 +141,14 @@ static __global__ void __launch_bounds__(ELEM_THREADS)
 
 int k_add(float *x, const k_bf16 *delta, float scale, size_t n, k_stream stream)
 {
-    return K_LAUNCH(add_kernel, blocks_of(n), ELEM_THREADS, 0, stream, x, delta, scale, n);
+    return K_LAUNCH(add_kernel, rows_blocks_of(n), ELEM_THREADS, 0, stream, x, delta, scale, n);
 }
 
 static __global__ void __launch_bounds__(ELEM_THREADS)
     place_kernel(float *x, float scale, const k_bf16 *positions, const int32_t *pos, int first,
                  int dim, size_t n)
 {
-    size_t i = elem_of_thread();
+    size_t i = rows_elem_of_thread();
     float result;
 
     if (i >= n)
@@ -164,14 +164,14 @@ int k_place(float *x, float scale, const k_bf16 *positions, const int32_t *pos, 
 {
     size_t elems = (size_t)n * dim;
 
-    return K_LAUNCH(place_kernel, blocks_of(elems), ELEM_THREADS, 0, stream, x, scale, positions,
-                    pos, first, dim, elems);
+    return K_LAUNCH(place_kernel, rows_blocks_of(elems), ELEM_THREADS, 0, stream, x, scale,
+                    positions, pos, first, dim, elems);
 }
 
 static __global__ void __launch_bounds__(ELEM_THREADS)
     soften_kernel(float *x, const k_softening how, int width, size_t n)
 {
-    size_t i = elem_of_thread();
+    size_t i = rows_elem_of_thread();
     float result;
 
     if (i >= n)
@@ -187,6 +187,6 @@ int k_soften(float *x, const struct k_softening *how, int n, int width, k_stream
 {
     size_t elems = (size_t)n * width;
 
-    return K_LAUNCH(soften_kernel, blocks_of(elems), ELEM_THREADS, 0, stream, x, *how, width,
+    return K_LAUNCH(soften_kernel, rows_blocks_of(elems), ELEM_THREADS, 0, stream, x, *how, width,
                     elems);
 }

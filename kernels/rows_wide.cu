@@ -40,12 +40,12 @@ struct row_args {
 };
 
 /* x * sigmoid(x), with the fast exponential: its error is far below bfloat16's. */
-static __device__ inline float silu(float x)
+static __device__ inline float rows_silu(float x)
 {
     return __fdividef(x, 1.0f + __expf(-x));
 }
 
-static __device__ inline void load_chunk(float *v, const float *from)
+static __device__ inline void rows_load_chunk(float *v, const float *from)
 {
     float4 first = ((const float4 *)from)[0], second = ((const float4 *)from)[1];
 
@@ -54,24 +54,24 @@ static __device__ inline void load_chunk(float *v, const float *from)
 }
 
 /* Eight consecutive float32. */
-static __device__ inline void load_chunk(float *v, const k_bf16 *from)
+static __device__ inline void rows_load_chunk(float *v, const k_bf16 *from)
 {
     load_eight(v, from);
 }
 
-static __device__ inline void store_chunk(float *to, const float *v)
+static __device__ inline void rows_store_chunk(float *to, const float *v)
 {
     ((float4 *)to)[0] = make_float4(v[0], v[1], v[2], v[3]);
     ((float4 *)to)[1] = make_float4(v[4], v[5], v[6], v[7]);
 }
 
-static __device__ inline void store_chunk(k_bf16 *to, const float *v)
+static __device__ inline void rows_store_chunk(k_bf16 *to, const float *v)
 {
     store_eight(to, v);
 }
 
 /* Four numbers to one word, saturating at 448. */
-static __device__ inline uint32_t pack_e4m3(float a, float b, float c, float d)
+static __device__ inline uint32_t rows_pack_e4m3(float a, float b, float c, float d)
 {
     uint32_t low = __nv_cvt_float2_to_fp8x2(make_float2(a, b), __NV_SATFINITE, __NV_E4M3);
     uint32_t high = __nv_cvt_float2_to_fp8x2(make_float2(c, d), __NV_SATFINITE, __NV_E4M3);
@@ -79,45 +79,46 @@ static __device__ inline uint32_t pack_e4m3(float a, float b, float c, float d)
     return low | high << 16;
 }
 
-static __device__ inline void store_chunk(k_e4m3 *to, const float *v, float inverse)
+static __device__ inline void rows_store_chunk(k_e4m3 *to, const float *v, float inverse)
 {
     *(uint2 *)to =
-        make_uint2(pack_e4m3(v[0] * inverse, v[1] * inverse, v[2] * inverse, v[3] * inverse),
-                   pack_e4m3(v[4] * inverse, v[5] * inverse, v[6] * inverse, v[7] * inverse));
+        make_uint2(rows_pack_e4m3(v[0] * inverse, v[1] * inverse, v[2] * inverse, v[3] * inverse),
+                   rows_pack_e4m3(v[4] * inverse, v[5] * inverse, v[6] * inverse, v[7] * inverse));
 }
 
 /* Read one chunk of the row, before any norm. */
-template <int SOURCE> static __device__ inline void read_chunk(float *v, const row_args &a, int d)
+template <int SOURCE>
+static __device__ inline void rows_read_chunk(float *v, const row_args &a, int d)
 {
     size_t at = (size_t)blockIdx.x * a.dim + d;
 
     if (SOURCE == FROM_X)
-        load_chunk(v, a.x + at);
+        rows_load_chunk(v, a.x + at);
     if (SOURCE == FROM_BF16)
-        load_chunk(v, a.in + at);
+        rows_load_chunk(v, a.in + at);
     if (SOURCE == FROM_SUM) {
         float delta[CHUNK];
 
-        load_chunk(v, a.x + at);
-        load_chunk(delta, a.in + at);
+        rows_load_chunk(v, a.x + at);
+        rows_load_chunk(delta, a.in + at);
         for (int i = 0; i < CHUNK; i++)
             v[i] += delta[i];
-        store_chunk(a.x + at, v);
+        rows_store_chunk(a.x + at, v);
     }
     if (SOURCE == FROM_SILU) {
         const k_bf16 *gate = a.in + 2 * (size_t)blockIdx.x * a.dim + d;
         float up[CHUNK];
 
-        load_chunk(v, gate);
-        load_chunk(up, gate + a.dim);
+        rows_load_chunk(v, gate);
+        rows_load_chunk(up, gate + a.dim);
         for (int i = 0; i < CHUNK; i++)
-            v[i] = silu(v[i]) * up[i];
+            v[i] = rows_silu(v[i]) * up[i];
     }
 }
 
 /* Multiply the row by weight / sqrt(mean(x^2) + eps). parts: float [N_PARTS], shared. */
 template <int CHUNKS>
-static __device__ inline void norm_row(float v[][CHUNK], const row_args &a, float *parts)
+static __device__ inline void rows_norm_row(float v[][CHUNK], const row_args &a, float *parts)
 {
     int n_parts = (a.dim + 32 * CHUNK - 1) / (32 * CHUNK), threads = blockDim.x;
     int tid = threadIdx.x, lane = tid % 32;
@@ -147,14 +148,14 @@ static __device__ inline void norm_row(float v[][CHUNK], const row_args &a, floa
 
         if (d >= a.dim)
             break;
-        load_chunk(weight, a.weight + d);
+        rows_load_chunk(weight, a.weight + d);
         for (int i = 0; i < CHUNK; i++)
             v[chunk][i] *= scale * weight[i];
     }
 }
 
 /* The largest magnitude of a chunk. */
-static __device__ inline float chunk_amax(const float *v)
+static __device__ inline float rows_chunk_amax(const float *v)
 {
     float amax = 0.0f;
 
@@ -165,7 +166,7 @@ static __device__ inline float chunk_amax(const float *v)
 
 /* Round with one scale for the row. tops: float [32], shared. */
 template <int CHUNKS>
-static __device__ inline void round_row(float v[][CHUNK], const row_args &a, float *tops)
+static __device__ inline void rows_round_row(float v[][CHUNK], const row_args &a, float *tops)
 {
     int threads = blockDim.x, tid = threadIdx.x, lane = tid % 32;
     float amax = 0.0f, scale;
@@ -175,7 +176,7 @@ static __device__ inline void round_row(float v[][CHUNK], const row_args &a, flo
     } else {
 #pragma unroll
         for (int chunk = 0; chunk < CHUNKS; chunk++)
-            amax = fmaxf(amax, chunk_amax(v[chunk]));
+            amax = fmaxf(amax, rows_chunk_amax(v[chunk]));
         for (int i = 16; i > 0; i /= 2)
             amax = fmaxf(amax, __shfl_xor_sync(~0U, amax, i));
         if (lane == 0)
@@ -193,18 +194,19 @@ static __device__ inline void round_row(float v[][CHUNK], const row_args &a, flo
         int d = (chunk * threads + tid) * CHUNK;
 
         if (d < a.dim)
-            store_chunk(a.q.data + (size_t)blockIdx.x * a.dim + d, v[chunk], 1.0f / scale);
+            rows_store_chunk(a.q.data + (size_t)blockIdx.x * a.dim + d, v[chunk], 1.0f / scale);
     }
 }
 
 /* Round with one scale per run of K_E4M3_BLOCK elements, which 16 lanes hold. */
-template <int CHUNKS> static __device__ inline void round_runs(float v[][CHUNK], const row_args &a)
+template <int CHUNKS>
+static __device__ inline void rows_round_runs(float v[][CHUNK], const row_args &a)
 {
     static_assert(K_E4M3_BLOCK == 16 * CHUNK, "half a warp holds a run");
 #pragma unroll
     for (int chunk = 0; chunk < CHUNKS; chunk++) {
         int d = (chunk * (int)blockDim.x + (int)threadIdx.x) * CHUNK;
-        float amax = chunk_amax(v[chunk]), scale;
+        float amax = rows_chunk_amax(v[chunk]), scale;
 
         for (int i = 8; i > 0; i /= 2)
             amax = fmaxf(amax, __shfl_xor_sync(~0U, amax, i));
@@ -213,7 +215,7 @@ template <int CHUNKS> static __device__ inline void round_runs(float v[][CHUNK],
         scale = k_e4m3_scale(amax);
         if (d % K_E4M3_BLOCK == 0)
             a.q.scales[(size_t)(d / K_E4M3_BLOCK) * a.q.stride + blockIdx.x] = scale;
-        store_chunk(a.q.data + (size_t)blockIdx.x * a.dim + d, v[chunk], 1.0f / scale);
+        rows_store_chunk(a.q.data + (size_t)blockIdx.x * a.dim + d, v[chunk], 1.0f / scale);
     }
 }
 
@@ -229,29 +231,29 @@ static __global__ void __launch_bounds__(CHUNKS <= 4 ? THREADS_MAX : THREADS_MAX
         int d = (chunk * (int)blockDim.x + (int)threadIdx.x) * CHUNK;
 
         if (d < a.dim) {
-            read_chunk<SOURCE>(values[chunk], a, d);
+            rows_read_chunk<SOURCE>(values[chunk], a, d);
         } else {
             for (int i = 0; i < CHUNK; i++)
                 values[chunk][i] = 0.0f;
         }
     }
     if (SOURCE == FROM_X || SOURCE == FROM_SUM)
-        norm_row<CHUNKS>(values, a, parts);
+        rows_norm_row<CHUNKS>(values, a, parts);
     if (RESULT == TO_ROWS)
-        round_row<CHUNKS>(values, a, tops);
+        rows_round_row<CHUNKS>(values, a, tops);
     if (RESULT == TO_BLOCKS)
-        round_runs<CHUNKS>(values, a);
+        rows_round_runs<CHUNKS>(values, a);
 #pragma unroll
     for (int chunk = 0; RESULT == TO_BF16 && chunk < CHUNKS; chunk++) {
         int d = (chunk * (int)blockDim.x + (int)threadIdx.x) * CHUNK;
 
         if (d < a.dim)
-            store_chunk(a.out + (size_t)blockIdx.x * a.dim + d, values[chunk]);
+            rows_store_chunk(a.out + (size_t)blockIdx.x * a.dim + d, values[chunk]);
     }
 }
 
 /* The fewest chunks per thread with which the row fits into a block. */
-static int chunks_of(int n, int dim, int many_threads)
+static int rows_chunks_of(int n, int dim, int many_threads)
 {
     int n_chunks = (dim + CHUNK - 1) / CHUNK;
 
@@ -267,9 +269,9 @@ static int chunks_of(int n, int dim, int many_threads)
 }
 
 /* The number of chunks per thread is a template argument, so that chunks stay in registers. */
-template <int SOURCE, int RESULT> static int launch(const row_args &a, int n, k_stream stream)
+template <int SOURCE, int RESULT> static int rows_launch(const row_args &a, int n, k_stream stream)
 {
-    int chunks = chunks_of(n, a.dim, SOURCE == FROM_SILU ? MANY_SILU : MANY_THREADS);
+    int chunks = rows_chunks_of(n, a.dim, SOURCE == FROM_SILU ? MANY_SILU : MANY_THREADS);
     int per_warp = chunks * CHUNK * 32;
     int threads = (a.dim + per_warp - 1) / per_warp * 32;
 
@@ -283,16 +285,16 @@ template <int SOURCE, int RESULT> static int launch(const row_args &a, int n, k_
 }
 
 /* One scale per row, or one per run of 128 elements if there is a stride. */
-template <int SOURCE> static int launch_e4m3(const row_args &a, int n, k_stream stream)
+template <int SOURCE> static int rows_launch_e4m3(const row_args &a, int n, k_stream stream)
 {
     if (a.dim % 16 != 0 || a.dim > K_QUANTISED_DIM_MAX)
         return -1;
-    return a.q.stride == 0 ? launch<SOURCE, TO_ROWS>(a, n, stream)
-                           : launch<SOURCE, TO_BLOCKS>(a, n, stream);
+    return a.q.stride == 0 ? rows_launch<SOURCE, TO_ROWS>(a, n, stream)
+                           : rows_launch<SOURCE, TO_BLOCKS>(a, n, stream);
 }
 
 /* Rows that fit into the registers of one block. */
-static bool is_wide(int dim)
+static bool rows_is_wide(int dim)
 {
     return dim % CHUNK == 0 && dim <= WIDE_DIM_MAX;
 }
@@ -326,7 +328,7 @@ static __global__ void silu_mul_kernel(k_bf16 *out, const k_bf16 *in, int ff_dim
 
     for (int d = threadIdx.x; d < ff_dim; d += blockDim.x)
         store_bf16(out + (size_t)blockIdx.x * ff_dim + d,
-                   silu(load_bf16(gate + d)) * load_bf16(gate + ff_dim + d));
+                   rows_silu(load_bf16(gate + d)) * load_bf16(gate + ff_dim + d));
 }
 
 int k_rmsnorm(k_bf16 *out, const float *x, const k_bf16 *weight, float eps, int n, int dim,
@@ -339,8 +341,8 @@ int k_rmsnorm(k_bf16 *out, const float *x, const k_bf16 *weight, float eps, int 
     args.weight = weight;
     args.eps = eps;
     args.dim = dim;
-    if (is_wide(dim))
-        return launch<FROM_X, TO_BF16>(args, n, stream);
+    if (rows_is_wide(dim))
+        return rows_launch<FROM_X, TO_BF16>(args, n, stream);
     return K_LAUNCH(rmsnorm_kernel, n, PLAIN_THREADS, 0, stream, out, (float *)x, NULL, weight, eps,
                     dim);
 }
@@ -356,8 +358,8 @@ int k_add_rmsnorm(k_bf16 *out, float *x, const k_bf16 *delta, const k_bf16 *weig
     args.weight = weight;
     args.eps = eps;
     args.dim = dim;
-    if (is_wide(dim))
-        return launch<FROM_SUM, TO_BF16>(args, n, stream);
+    if (rows_is_wide(dim))
+        return rows_launch<FROM_SUM, TO_BF16>(args, n, stream);
     return K_LAUNCH(rmsnorm_kernel, n, PLAIN_THREADS, 0, stream, out, x, delta, weight, eps, dim);
 }
 
@@ -368,8 +370,8 @@ int k_silu_mul(k_bf16 *out, const k_bf16 *in, int n, int ff_dim, k_stream stream
     args.out = out;
     args.in = in;
     args.dim = ff_dim;
-    if (is_wide(ff_dim))
-        return launch<FROM_SILU, TO_BF16>(args, n, stream);
+    if (rows_is_wide(ff_dim))
+        return rows_launch<FROM_SILU, TO_BF16>(args, n, stream);
     return K_LAUNCH(silu_mul_kernel, n, PLAIN_THREADS, 0, stream, out, in, ff_dim);
 }
 
@@ -381,7 +383,7 @@ int k_quantise(const struct k_quantised *out, const k_bf16 *x, int n, int dim, k
     args.q = *out;
     args.in = x;
     args.dim = dim;
-    return launch_e4m3<FROM_BF16>(args, n, stream);
+    return rows_launch_e4m3<FROM_BF16>(args, n, stream);
 }
 
 int k_rmsnorm_e4m3(const struct k_quantised *out, const float *x, const k_bf16 *weight, float eps,
@@ -394,7 +396,7 @@ int k_rmsnorm_e4m3(const struct k_quantised *out, const float *x, const k_bf16 *
     args.weight = weight;
     args.eps = eps;
     args.dim = dim;
-    return launch_e4m3<FROM_X>(args, n, stream);
+    return rows_launch_e4m3<FROM_X>(args, n, stream);
 }
 
 int k_add_rmsnorm_e4m3(const struct k_quantised *out, float *x, const k_bf16 *delta,
@@ -408,7 +410,7 @@ int k_add_rmsnorm_e4m3(const struct k_quantised *out, float *x, const k_bf16 *de
     args.weight = weight;
     args.eps = eps;
     args.dim = dim;
-    return launch_e4m3<FROM_SUM>(args, n, stream);
+    return rows_launch_e4m3<FROM_SUM>(args, n, stream);
 }
 
 int k_silu_mul_e4m3(const struct k_quantised *out, const k_bf16 *in, int n, int ff_dim,
@@ -419,5 +421,5 @@ int k_silu_mul_e4m3(const struct k_quantised *out, const k_bf16 *in, int n, int 
     args.q = *out;
     args.in = in;
     args.dim = ff_dim;
-    return launch_e4m3<FROM_SILU>(args, n, stream);
+    return rows_launch_e4m3<FROM_SILU>(args, n, stream);
 }

@@ -96,19 +96,19 @@ struct view {
     float least; /* z that the filters have kept so far */
 };
 
-static __device__ inline float4 get4(const float *p)
+static __device__ inline float4 sample_get4(const float *p)
 {
     return *(const float4 *)p;
 }
 
-static __device__ inline float pick(const float4 &x, int i)
+static __device__ inline float sample_pick(const float4 &x, int i)
 {
     return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w;
 }
 
 /* The weight of a value, or 0 if a filter has removed it. v.low saves the exponential for values
  * that weigh nothing. */
-static __device__ inline uint64_t weight_of(const struct view &v, float value)
+static __device__ inline uint64_t sample_weight_of(const struct view &v, float value)
 {
     float scaled;
     uint64_t weight;
@@ -123,7 +123,8 @@ static __device__ inline uint64_t weight_of(const struct view &v, float value)
 /* --- values --------------------------------------------------------------------------------- */
 
 /* Four logits; NaN, which is never kept, after the end. */
-static __device__ inline float4 load4(const float *logits, int id, int n_vocab, bool is_aligned)
+static __device__ inline float4 sample_load4(const float *logits, int id, int n_vocab,
+                                             bool is_aligned)
 {
     float4 four;
 
@@ -137,8 +138,8 @@ static __device__ inline float4 load4(const float *logits, int id, int n_vocab, 
 }
 
 /* Count the history, and mark banned ids, in this block's slice. */
-static __device__ void count_history(int32_t *slots, int first, int n_slots,
-                                     const struct k_sample_row *row, const int32_t *history)
+static __device__ void sample_count_history(int32_t *slots, int first, int n_slots,
+                                            const struct k_sample_row *row, const int32_t *history)
 {
     for (int i = threadIdx.x * 4; i < n_slots; i += THREADS * 4)
         *(int4 *)&slots[i] = make_int4(0, 0, 0, 0);
@@ -163,7 +164,8 @@ static __device__ void count_history(int32_t *slots, int first, int n_slots,
 }
 
 /* The logit after penalties; a banned id gets -infinity. */
-static __device__ inline float adjusted(float logit, int32_t count, const struct k_sample_row *row)
+static __device__ inline float sample_adjusted(float logit, int32_t count,
+                                               const struct k_sample_row *row)
 {
     if (count == 0)
         return logit;
@@ -174,18 +176,18 @@ static __device__ inline float adjusted(float logit, int32_t count, const struct
 }
 
 /* Rarely needed: kept out of the loop that loads. */
-static __device__ __noinline__ float4 adjusted4(float4 x, int4 count,
-                                                const struct k_sample_row *row)
+static __device__ __noinline__ float4 sample_adjusted4(float4 x, int4 count,
+                                                       const struct k_sample_row *row)
 {
-    x.x = adjusted(x.x, count.x, row);
-    x.y = adjusted(x.y, count.y, row);
-    x.z = adjusted(x.z, count.z, row);
-    x.w = adjusted(x.w, count.w, row);
+    x.x = sample_adjusted(x.x, count.x, row);
+    x.y = sample_adjusted(x.y, count.y, row);
+    x.z = sample_adjusted(x.z, count.z, row);
+    x.w = sample_adjusted(x.w, count.w, row);
     return x;
 }
 
 /* The largest of a warp's ids: its key, and ~id so that the lowest id wins. */
-static __device__ uint64_t warp_best(const struct view &v, float largest, int at)
+static __device__ uint64_t sample_warp_best(const struct view &v, float largest, int at)
 {
     uint64_t best = 0;
 
@@ -202,12 +204,12 @@ static __device__ uint64_t warp_best(const struct view &v, float largest, int at
         best = (uint64_t)k_sort_key(largest) << 32 | (0xffffffffU - (uint32_t)(v.first + at + j));
     }
     __syncwarp();
-    return warp_max(best);
+    return sample_warp_max(best);
 }
 
 /* Load the warp's run, with BATCH loads in flight; returns its largest value. */
-static __device__ uint64_t load_run(const struct view &v, const float *logits, int n_vocab,
-                                    const struct k_sample_row *row, bool is_adjusted)
+static __device__ uint64_t sample_load_run(const struct view &v, const float *logits, int n_vocab,
+                                           const struct k_sample_row *row, bool is_adjusted)
 {
     bool is_aligned = n_vocab % 4 == 0 && (uintptr_t)logits % 16 == 0;
     float largest = -INFINITY;
@@ -219,10 +221,10 @@ static __device__ uint64_t load_run(const struct view &v, const float *logits, i
 
 #pragma unroll
         for (int load_idx = 0; load_idx < BATCH; load_idx++)
-            fours[load_idx] =
-                load4(logits,
-                      base + load_idx * 128 < v.run_len ? v.first + base + load_idx * 128 : n_vocab,
-                      n_vocab, is_aligned);
+            fours[load_idx] = sample_load4(
+                logits,
+                base + load_idx * 128 < v.run_len ? v.first + base + load_idx * 128 : n_vocab,
+                n_vocab, is_aligned);
 #pragma unroll
         for (int load_idx = 0; load_idx < BATCH; load_idx++) {
             int i = base + load_idx * 128;
@@ -234,7 +236,7 @@ static __device__ uint64_t load_run(const struct view &v, const float *logits, i
                 int4 count = *(const int4 *)&v.run[i];
 
                 if ((count.x | count.y | count.z | count.w) != 0)
-                    fours[load_idx] = adjusted4(fours[load_idx], count, row);
+                    fours[load_idx] = sample_adjusted4(fours[load_idx], count, row);
             }
             *(float4 *)&v.run[i] = fours[load_idx];
             most = fmaxf(fmaxf(fours[load_idx].x, fours[load_idx].y),
@@ -246,14 +248,14 @@ static __device__ uint64_t load_run(const struct view &v, const float *logits, i
         }
     }
     __syncwarp();
-    return warp_best(v, largest, at);
+    return sample_warp_best(v, largest, at);
 }
 
 /* --- narrow rows ------------------------------------------------------------------------------ */
 
 /* The k-th largest of the warps' maxima, less the difference that division by the temperature can
  * remove: two values whose quotients are equal differ by less than two units in the last place. */
-static __device__ float find_bound(struct shared_state *s, int k, float temperature)
+static __device__ float sample_find_bound(struct shared_state *s, int k, float temperature)
 {
     float bound;
 
@@ -269,17 +271,17 @@ static __device__ float find_bound(struct shared_state *s, int k, float temperat
         }
         /* All threads that come here have the same key. */
         if (n_larger < k && k <= n_larger + n_equal)
-            s->bound = own == 0 ? -INFINITY : key_value(own);
+            s->bound = own == 0 ? -INFINITY : sample_key_value(own);
     }
     __syncthreads();
-    bound = below_equals(s->bound, temperature);
+    bound = sample_below_equals(s->bound, temperature);
     return bound == bound ? bound : -INFINITY;
 }
 
 /* Send this block's candidates to the first block, and its share to all. is_weighed: top_p needs
  * the weight of all ids. */
-static __device__ void gather(struct shared_state *s, const struct view &v, float bound,
-                              bool is_weighed)
+static __device__ void sample_gather(struct shared_state *s, const struct view &v, float bound,
+                                     bool is_weighed)
 {
     cg::cluster_group cluster = cg::this_cluster();
     struct shared_state *front = cluster.map_shared_rank(s, 0);
@@ -288,13 +290,13 @@ static __device__ void gather(struct shared_state *s, const struct view &v, floa
     uint64_t weight = 0, upper = 0;
 
     for (int i = threadIdx.x % 32 * 4; i < v.run_len; i += 128) {
-        float4 four = get4(&v.run[i]);
+        float4 four = sample_get4(&v.run[i]);
 
         if (!is_weighed && !(fmaxf(fmaxf(four.x, four.y), fmaxf(four.z, four.w)) >= cut))
             continue;
         for (int j = 0; j < 4; j++) {
-            float value = pick(four, j);
-            uint64_t own_weight = is_weighed ? weight_of(v, value) : 0;
+            float value = sample_pick(four, j);
+            uint64_t own_weight = is_weighed ? sample_weight_of(v, value) : 0;
 
             weight += own_weight;
             if (value >= cut) {
@@ -308,8 +310,8 @@ static __device__ void gather(struct shared_state *s, const struct view &v, floa
     }
     __syncwarp();
     if (is_weighed) {
-        weight = warp_sum(weight);
-        upper = warp_sum(upper);
+        weight = sample_warp_sum(weight);
+        upper = sample_warp_sum(upper);
         if (threadIdx.x % 32 == 0) {
             atomicAdd((unsigned long long *)&s->own.weight, (unsigned long long)weight);
             atomicAdd((unsigned long long *)&s->own.upper, (unsigned long long)upper);
@@ -323,8 +325,8 @@ static __device__ void gather(struct shared_state *s, const struct view &v, floa
 }
 
 /* Do the candidates contain all ids that can be kept? *sum: the weight of all ids. */
-static __device__ bool suffice(const struct shared_state *s, const struct k_sample_row *row,
-                               bool is_weighed, uint64_t *sum)
+static __device__ bool sample_suffice(const struct shared_state *s, const struct k_sample_row *row,
+                                      bool is_weighed, uint64_t *sum)
 {
     uint64_t upper = 0;
     bool fit = true;
@@ -340,8 +342,8 @@ static __device__ bool suffice(const struct shared_state *s, const struct k_samp
 
 /* Copy the candidates into one list, over the slice, which is not read any more; returns how
  * many. */
-static __device__ int line_up(struct finalists *f, const struct shared_state *s,
-                              const struct view &v)
+static __device__ int sample_line_up(struct finalists *f, const struct shared_state *s,
+                                     const struct view &v)
 {
     int n = 0;
 
@@ -354,7 +356,7 @@ static __device__ int line_up(struct finalists *f, const struct shared_state *s,
 
             f->key[n + threadIdx.x] = k_sort_key(scaled);
             f->id[n + threadIdx.x] = candidate.id;
-            f->weight[n + threadIdx.x] = weight_of(v, candidate.value);
+            f->weight[n + threadIdx.x] = sample_weight_of(v, candidate.value);
         }
         n += n_here;
     }
@@ -366,11 +368,11 @@ static __device__ int line_up(struct finalists *f, const struct shared_state *s,
  * the weight of larger candidates, upto: of those not smaller. Candidates with equal keys are kept
  * together, so the kept weight is the greatest upto of those kept. sum: the weight of which top_p
  * is a fraction, 0: that of the top_k. */
-static __device__ void finish(int32_t *id, struct finalists *f, struct shared_state *s,
-                              const struct view &v, const struct k_sample_row *row, uint64_t sum,
-                              int32_t best)
+static __device__ void sample_finish(int32_t *id, struct finalists *f, struct shared_state *s,
+                                     const struct view &v, const struct k_sample_row *row,
+                                     uint64_t sum, int32_t best)
 {
-    int n = line_up(f, s, v), k = sum == 0 ? row->sampling.top_k : INT_MAX;
+    int n = sample_line_up(f, s, v), k = sum == 0 ? row->sampling.top_k : INT_MAX;
     uint64_t larger[2] = {0, 0}, upto[2] = {0, 0}, kept = 0, r, need;
     bool keep[2];
 
@@ -386,7 +388,8 @@ static __device__ void finish(int32_t *id, struct finalists *f, struct shared_st
         keep[nth] = idx < n && n_larger < k;
         kept = max(kept, keep[nth] ? upto[nth] : 0);
     }
-    kept = block_max<WARPS>(kept, s->reduced[0]); /* and a barrier: all weights have been read */
+    kept = sample_block_max<WARPS>(kept,
+                                   s->reduced[0]); /* and a barrier: all weights have been read */
     sum = sum == 0 ? kept : sum;
     if (sum == 0) {
         if (threadIdx.x == 0)
@@ -403,7 +406,7 @@ static __device__ void finish(int32_t *id, struct finalists *f, struct shared_st
         if (idx < n && !keep[nth])
             f->weight[idx] = 0;
     }
-    kept = block_max<WARPS>(kept, s->reduced[1]);
+    kept = sample_block_max<WARPS>(kept, s->reduced[1]);
     r = k_mul_high(k_random(row->sampling.seed, row->position), kept);
     for (int nth = 0; nth < 2; nth++) {
         int idx = (int)threadIdx.x + nth * THREADS;
@@ -422,7 +425,7 @@ static __device__ void finish(int32_t *id, struct finalists *f, struct shared_st
 
 /* Send each warp's sums to all blocks: sums[turn][cut][warp]. A block may send for its next turn
  * while another still reads this one, but not for the turn after it: hence two. */
-static __device__ void push_sums(struct shared_state *s, const uint64_t own[CUTS], int turn)
+static __device__ void sample_push_sums(struct shared_state *s, const uint64_t own[CUTS], int turn)
 {
     cg::cluster_group cluster = cg::this_cluster();
     int lane = threadIdx.x % 32, warp_idx = (int)cluster.block_rank() * WARPS + threadIdx.x / 32;
@@ -438,18 +441,18 @@ static __device__ void push_sums(struct shared_state *s, const uint64_t own[CUTS
 }
 
 /* The sum over warps below g. */
-static __device__ uint64_t sum_below(const uint64_t sums[ALL_WARPS], int g)
+static __device__ uint64_t sample_sum_below(const uint64_t sums[ALL_WARPS], int g)
 {
     uint64_t x = 0;
 
     for (int i = threadIdx.x % 32; i < g; i += 32)
         x += sums[i];
     __syncwarp();
-    return warp_sum(x);
+    return sample_warp_sum(x);
 }
 
 /* Replace values by z. */
-static __device__ void divide_run(struct view *v)
+static __device__ void sample_divide_run(struct view *v)
 {
     for (int i = threadIdx.x % 32; i < v->run_len; i += 32)
         v->run[i] = v->run[i] / v->divisor;
@@ -459,9 +462,9 @@ static __device__ void divide_run(struct view *v)
 }
 
 /* Place the cuts between keys low and high: evenly by value, or by key. */
-static __device__ void place_cuts(uint32_t cuts[CUTS], uint32_t low, uint32_t high, int step)
+static __device__ void sample_place_cuts(uint32_t cuts[CUTS], uint32_t low, uint32_t high, int step)
 {
-    float from = key_value(low), to = key_value(high);
+    float from = sample_key_value(low), to = sample_key_value(high);
     uint32_t least = low + 1;
 
     for (int idx = 0; idx < CUTS; idx++) {
@@ -474,13 +477,13 @@ static __device__ void place_cuts(uint32_t cuts[CUTS], uint32_t low, uint32_t hi
 }
 
 /* This warp's count or weight of z from each cut up to high. */
-static __device__ void weigh_cuts(uint64_t own[CUTS], const struct view &v,
-                                  const uint32_t cuts[CUTS], uint32_t high, bool is_count)
+static __device__ void sample_weigh_cuts(uint64_t own[CUTS], const struct view &v,
+                                         const uint32_t cuts[CUTS], uint32_t high, bool is_count)
 {
-    float from[CUTS], end = key_value(high);
+    float from[CUTS], end = sample_key_value(high);
 
     for (int idx = 0; idx < CUTS; idx++) {
-        from[idx] = key_value(cuts[idx]);
+        from[idx] = sample_key_value(cuts[idx]);
         own[idx] = 0;
     }
     for (int i = threadIdx.x % 32; i < v.run_len; i += 32) {
@@ -489,21 +492,21 @@ static __device__ void weigh_cuts(uint64_t own[CUTS], const struct view &v,
 
         if (!(scaled >= from[0] && scaled < end))
             continue;
-        weight = is_count ? 1 : weight_of(v, scaled);
+        weight = is_count ? 1 : sample_weight_of(v, scaled);
         own[0] += weight;
         for (int idx = 1; idx < CUTS; idx++)
             own[idx] += scaled >= from[idx] ? weight : 0;
     }
     __syncwarp();
     for (int idx = 0; idx < CUTS; idx++)
-        own[idx] = warp_sum(own[idx]);
+        own[idx] = sample_warp_sum(own[idx]);
 }
 
 /* The largest z such that the count, or the weight, of all that are as large reaches need; the
  * least z that has weight when none does. v holds z. The interval of keys low .. high - 1 contains
  * the threshold; need is the part that the interval must give. */
-static __device__ float search(struct shared_state *s, const struct view &v, uint64_t need,
-                               bool is_count, int *turn)
+static __device__ float sample_search(struct shared_state *s, const struct view &v, uint64_t need,
+                                      bool is_count, int *turn)
 {
     uint32_t low = k_sort_key(fmaxf(v.low, v.least)), high = k_sort_key(v.top) + 1;
 
@@ -511,11 +514,11 @@ static __device__ float search(struct shared_state *s, const struct view &v, uin
         uint32_t cuts[CUTS], from = low;
         uint64_t own[CUTS], above = 0;
 
-        place_cuts(cuts, low, high, step);
-        weigh_cuts(own, v, cuts, high, is_count);
-        push_sums(s, own, *turn);
+        sample_place_cuts(cuts, low, high, step);
+        sample_weigh_cuts(own, v, cuts, high, is_count);
+        sample_push_sums(s, own, *turn);
         for (int idx = CUTS - 1; idx >= 0 && from == low; idx--) {
-            uint64_t sum = sum_below(s->sums[*turn][idx], ALL_WARPS);
+            uint64_t sum = sample_sum_below(s->sums[*turn][idx], ALL_WARPS);
 
             if (sum >= need) {
                 from = cuts[idx];
@@ -528,38 +531,39 @@ static __device__ float search(struct shared_state *s, const struct view &v, uin
         need -= above;
         *turn ^= 1;
     }
-    return key_value(low);
+    return sample_key_value(low);
 }
 
 /* The weight of this warp's ids; *before: of the ids before, *sum: of all. */
-static __device__ uint64_t weigh(struct shared_state *s, const struct view &v, int *turn,
-                                 uint64_t *before, uint64_t *sum)
+static __device__ uint64_t sample_weigh(struct shared_state *s, const struct view &v, int *turn,
+                                        uint64_t *before, uint64_t *sum)
 {
     int warp_idx = (int)cg::this_cluster().block_rank() * WARPS + threadIdx.x / 32;
     uint64_t own[CUTS] = {0};
 
     for (int i = threadIdx.x % 32 * 4; i < v.run_len; i += 128) {
-        float4 four = get4(&v.run[i]);
+        float4 four = sample_get4(&v.run[i]);
 
-        own[0] += weight_of(v, four.x) + weight_of(v, four.y);
-        own[0] += weight_of(v, four.z) + weight_of(v, four.w);
+        own[0] += sample_weight_of(v, four.x) + sample_weight_of(v, four.y);
+        own[0] += sample_weight_of(v, four.z) + sample_weight_of(v, four.w);
     }
     __syncwarp();
-    own[0] = warp_sum(own[0]);
-    push_sums(s, own, *turn);
-    *before = sum_below(s->sums[*turn][0], warp_idx);
-    *sum = sum_below(s->sums[*turn][0], ALL_WARPS);
+    own[0] = sample_warp_sum(own[0]);
+    sample_push_sums(s, own, *turn);
+    *before = sample_sum_below(s->sums[*turn][0], warp_idx);
+    *sum = sample_sum_below(s->sums[*turn][0], ALL_WARPS);
     *turn ^= 1;
     return own[0];
 }
 
 /* The first id at which the running sum of weights exceeds r, by the warp that has it. */
-static __device__ void locate(int32_t *id, const struct view &v, uint64_t before, uint64_t r)
+static __device__ void sample_locate(int32_t *id, const struct view &v, uint64_t before, uint64_t r)
 {
     int lane = threadIdx.x % 32;
 
     for (int base = 0; base < v.run_len; base += 32) {
-        uint64_t own = base + lane < v.run_len ? weight_of(v, v.run[base + lane]) : 0, upto = own;
+        uint64_t own = base + lane < v.run_len ? sample_weight_of(v, v.run[base + lane]) : 0,
+                 upto = own;
         unsigned int hits;
 
         __syncwarp();
@@ -588,13 +592,13 @@ static __device__ void sample_wide(int32_t *id, struct shared_state *s, struct v
     int turn = 0;
 
     if (has_k || row->sampling.top_p < 1.0f)
-        divide_run(v);
+        sample_divide_run(v);
     if (has_k)
-        v->least = search(s, *v, row->sampling.top_k, true, &turn);
-    own = weigh(s, *v, &turn, &before, &sum);
+        v->least = sample_search(s, *v, row->sampling.top_k, true, &turn);
+    own = sample_weigh(s, *v, &turn, &before, &sum);
     if (sum != 0 && row->sampling.top_p < 1.0f) {
-        v->least = search(s, *v, k_top_weight(row->sampling.top_p, sum), false, &turn);
-        own = weigh(s, *v, &turn, &before, &sum);
+        v->least = sample_search(s, *v, k_top_weight(row->sampling.top_p, sum), false, &turn);
+        own = sample_weigh(s, *v, &turn, &before, &sum);
     }
     if (sum == 0) {
         if (cg::this_cluster().block_rank() == 0 && threadIdx.x == 0)
@@ -603,13 +607,13 @@ static __device__ void sample_wide(int32_t *id, struct shared_state *s, struct v
     }
     r = k_mul_high(k_random(row->sampling.seed, row->position), sum);
     if (before <= r && r - before < own) /* true for one warp */
-        locate(id, *v, before, r);
+        sample_locate(id, *v, before, r);
 }
 
 /* --- a row ---------------------------------------------------------------------------------- */
 
 /* Send every warp's largest value to all blocks; returns the row's. */
-static __device__ uint64_t share_best(struct shared_state *s, uint64_t own)
+static __device__ uint64_t sample_share_best(struct shared_state *s, uint64_t own)
 {
     cg::cluster_group cluster = cg::this_cluster();
     int lane = threadIdx.x % 32, warp_idx = (int)cluster.block_rank() * WARPS + threadIdx.x / 32;
@@ -621,7 +625,7 @@ static __device__ uint64_t share_best(struct shared_state *s, uint64_t own)
     cluster.sync();
     for (int i = lane; i < ALL_WARPS; i += 32)
         best = max(best, s->best[i]);
-    return warp_max(best);
+    return sample_warp_max(best);
 }
 
 /* only_left: the previous kernel has sampled the rows that it supports. */
@@ -650,15 +654,16 @@ static __global__ void __cluster_dims__(RANKS, 1, 1) __launch_bounds__(THREADS, 
     __syncwarp();
     cluster.barrier_arrive(); /* nothing is sent before all blocks have begun */
     if (is_adjusted)
-        count_history((int32_t *)slice, rank * WARPS * run_len, WARPS * run_len, row, history);
-    best = load_run(view, logits + (size_t)at * n_vocab, n_vocab, row, is_adjusted);
+        sample_count_history((int32_t *)slice, rank * WARPS * run_len, WARPS * run_len, row,
+                             history);
+    best = sample_load_run(view, logits + (size_t)at * n_vocab, n_vocab, row, is_adjusted);
     cluster.barrier_wait();
-    best = share_best(&s, best);
+    best = sample_share_best(&s, best);
     view.divisor = row->sampling.temperature;
-    view.top = key_value((uint32_t)(best >> 32)) / view.divisor;
+    view.top = sample_key_value((uint32_t)(best >> 32)) / view.divisor;
     if (!(view.divisor > 0.0f) || !(fabsf(view.top) < INFINITY)) { /* greedy, or no weight at all */
         if (rank == 0 && threadIdx.x == 0)
-            ids[at] = best_id(best);
+            ids[at] = sample_best_id(best);
         return;
     }
     view.low = (view.top - 23.0f - fabsf(view.top) * 0x1p-18f) * view.divisor;
@@ -669,14 +674,15 @@ static __global__ void __cluster_dims__(RANKS, 1, 1) __launch_bounds__(THREADS, 
     is_weighed = row->sampling.top_k <= 0 || row->sampling.top_k >= n_vocab;
     top_k = is_weighed ? NUCLEUS : row->sampling.top_k;
     if (top_k <= ALL_WARPS && (!is_weighed || row->sampling.top_p < 1.0f)) {
-        gather(&s, view, find_bound(&s, top_k, view.divisor), is_weighed);
-        if (suffice(&s, row, is_weighed, &sum)) {
+        sample_gather(&s, view, sample_find_bound(&s, top_k, view.divisor), is_weighed);
+        if (sample_suffice(&s, row, is_weighed, &sum)) {
             if (rank == 0)
-                finish(&ids[at], (struct finalists *)slice, &s, view, row, sum, best_id(best));
+                sample_finish(&ids[at], (struct finalists *)slice, &s, view, row, sum,
+                              sample_best_id(best));
             return;
         }
     }
-    sample_wide(&ids[at], &s, &view, row, n_vocab, best_id(best));
+    sample_wide(&ids[at], &s, &view, row, n_vocab, sample_best_id(best));
 }
 
 /* With many rows, sample_top() goes first and marks the rows that it leaves; this kernel is

@@ -70,7 +70,7 @@ struct seeker {
 };
 
 /* Greedy rows, and rows with a small top_k, unless their history is long. */
-static __device__ inline bool takes(const struct k_sample_row *row, int n_vocab)
+static __device__ inline bool top_takes(const struct k_sample_row *row, int n_vocab)
 {
     bool is_greedy = !(row->sampling.temperature > 0.0f);
 
@@ -79,7 +79,7 @@ static __device__ inline bool takes(const struct k_sample_row *row, int n_vocab)
            row->n_history <= HISTORY_MAX;
 }
 
-static __device__ inline float pick(const float4 &x, int i)
+static __device__ inline float top_pick(const float4 &x, int i)
 {
     return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w;
 }
@@ -87,8 +87,8 @@ static __device__ inline float pick(const float4 &x, int i)
 /* --- ids with penalties and bans -------------------------------------------------------- */
 
 /* Mark an id in the bitmap, and count it in the table (open addressing). */
-static __device__ void touch(struct state *s, const struct touched &t, int32_t id, int n_vocab,
-                             int32_t flag)
+static __device__ void top_touch(struct state *s, const struct touched &t, int32_t id, int n_vocab,
+                                 int32_t flag)
 {
     unsigned int at = (unsigned int)id * 2654435761U;
 
@@ -113,8 +113,8 @@ static __device__ void touch(struct state *s, const struct touched &t, int32_t i
 
 /* Clear the bitmap and the table, then enter history and bans. The table is about half full at
  * most. */
-static __device__ void touch_all(struct state *s, struct touched *t, int n_vocab,
-                                 const struct k_sample_row *row, const int32_t *history)
+static __device__ void top_touch_all(struct state *s, struct touched *t, int n_vocab,
+                                     const struct k_sample_row *row, const int32_t *history)
 {
     int n_words = (n_vocab + 127) / 128 * 4;
 
@@ -129,23 +129,23 @@ static __device__ void touch_all(struct state *s, struct touched *t, int n_vocab
     __syncthreads();
 #pragma unroll 2
     for (int i = threadIdx.x; i < row->n_history; i += THREADS)
-        touch(s, *t, history[i], n_vocab, i < row->n_prompt ? 1 : 2);
+        top_touch(s, *t, history[i], n_vocab, i < row->n_prompt ? 1 : 2);
     if ((int)threadIdx.x < row->n_banned)
-        touch(s, *t, row->banned[threadIdx.x], n_vocab, BANNED);
+        top_touch(s, *t, row->banned[threadIdx.x], n_vocab, BANNED);
     __syncthreads();
 }
 
 /* --- the stream ------------------------------------------------------------------------- */
 
 /* A greedy search raises its limit; the other one collects every value from its limit on. */
-static __device__ inline void seek(struct state *s, struct seeker *k, float value, int32_t id)
+static __device__ inline void top_seek(struct state *s, struct seeker *k, float value, int32_t id)
 {
     int n;
 
     if (!(value >= k->limit))
         return;
     if (k->is_greedy) {
-        k->best = max(k->best, best_of(value, id));
+        k->best = max(k->best, sample_best_of(value, id));
         k->limit = value;
         return;
     }
@@ -157,7 +157,7 @@ static __device__ inline void seek(struct state *s, struct seeker *k, float valu
 }
 
 /* The four logits at `at`; those of changed ids become NaN, which no search takes. */
-static __device__ inline float4 untouched(float4 x, int at, int n4, const struct touched &t)
+static __device__ inline float4 top_untouched(float4 x, int at, int n4, const struct touched &t)
 {
     uint32_t four = at < n4 ? t.bits[at / 8] >> at % 8 * 4 & 15 : 0;
 
@@ -170,29 +170,29 @@ static __device__ inline float4 untouched(float4 x, int at, int n4, const struct
     return x;
 }
 
-static __device__ inline float largest(const float4 &x)
+static __device__ inline float top_largest(const float4 &x)
 {
     return fmaxf(fmaxf(x.x, x.y), fmaxf(x.z, x.w));
 }
 
 /* Four logits at a time: nearly all are below the limit, and one comparison skips them. */
-static __device__ inline void seek4(struct state *s, struct seeker *k, const float4 &x, int at)
+static __device__ inline void top_seek4(struct state *s, struct seeker *k, const float4 &x, int at)
 {
-    if (!(largest(x) >= k->limit))
+    if (!(top_largest(x) >= k->limit))
         return;
 #pragma unroll
     for (int j = 0; j < 4; j++)
-        seek(s, k, pick(x, j), at * 4 + j);
+        top_seek(s, k, top_pick(x, j), at * 4 + j);
 }
 
 /* The position of load i of a round. */
-static __device__ inline int place(int i, int round, int n_rounds)
+static __device__ inline int top_place(int i, int round, int n_rounds)
 {
     return (i * n_rounds + round) * THREADS + (int)threadIdx.x;
 }
 
 /* __ldcs: each logit is read once, so it should leave the cache first. */
-static __device__ inline float4 load4(const float *logits, int at, int n4)
+static __device__ inline float4 top_load4(const float *logits, int at, int n4)
 {
     float4 four = {NAN, NAN, NAN, NAN};
 
@@ -202,14 +202,15 @@ static __device__ inline float4 load4(const float *logits, int at, int n4)
 /* A bound that is at most the k-th largest logit: the k-th largest of the quads' maxima, less the
  * difference that division by the temperature can remove. Not -infinity, because such logits have
  * no weight. */
-static __device__ float find_bound(struct state *s, const float4 x[LOADS], int k, float temperature)
+static __device__ float top_find_bound(struct state *s, const float4 x[LOADS], int k,
+                                       float temperature)
 {
     float own = -INFINITY;
     int n_larger = 0, n_equal = 0;
 
 #pragma unroll
     for (int i = 0; i < LOADS; i++)
-        own = fmaxf(own, largest(x[i]));
+        own = fmaxf(own, top_largest(x[i]));
     own = fmaxf(own, __shfl_xor_sync(~0U, own, 1));
     own = fmaxf(own, __shfl_xor_sync(~0U, own, 2));
     if (threadIdx.x % 4 == 0)
@@ -220,8 +221,8 @@ static __device__ float find_bound(struct state *s, const float4 x[LOADS], int k
         float4 other = *(const float4 *)&s->maxima[i];
 
         for (int j = 0; j < 4; j++) {
-            n_larger += pick(other, j) > own;
-            n_equal += pick(other, j) == own;
+            n_larger += top_pick(other, j) > own;
+            n_equal += top_pick(other, j) == own;
         }
     }
     for (int i = 1; i < 4; i *= 2) {
@@ -232,51 +233,51 @@ static __device__ float find_bound(struct state *s, const float4 x[LOADS], int k
     if (n_larger < k && k <= n_larger + n_equal)
         s->bound = own;
     __syncthreads();
-    return fmaxf(below_equals(s->bound, temperature), -FLT_MAX);
+    return fmaxf(sample_below_equals(s->bound, temperature), -FLT_MAX);
 }
 
 /* Read the whole row. Half of the loads are in flight while the other half is searched. */
-static __device__ void stream(struct state *s, struct seeker *k, struct touched *t,
-                              const float *logits, int n_vocab, const struct k_sample_row *row,
-                              const int32_t *history)
+static __device__ void top_stream(struct state *s, struct seeker *k, struct touched *t,
+                                  const float *logits, int n_vocab, const struct k_sample_row *row,
+                                  const int32_t *history)
 {
     int n4 = n_vocab / 4, n_rounds = (n4 + THREADS * LOADS - 1) / (THREADS * LOADS);
     float4 fours[LOADS];
 
 #pragma unroll
     for (int i = 0; i < LOADS; i++)
-        fours[i] = load4(logits, place(i, 0, n_rounds), n4);
+        fours[i] = top_load4(logits, top_place(i, 0, n_rounds), n4);
     if (row->n_history > 0 || row->n_banned > 0)
-        touch_all(s, t, n_vocab, row, history);
+        top_touch_all(s, t, n_vocab, row, history);
     if (t->size > 0) {
 #pragma unroll
         for (int i = 0; i < LOADS; i++)
-            fours[i] = untouched(fours[i], place(i, 0, n_rounds), n4, *t);
+            fours[i] = top_untouched(fours[i], top_place(i, 0, n_rounds), n4, *t);
     }
     if (!k->is_greedy)
-        k->limit = find_bound(s, fours, row->sampling.top_k, row->sampling.temperature);
+        k->limit = top_find_bound(s, fours, row->sampling.top_k, row->sampling.temperature);
 #pragma unroll 1
     for (int round = 0; round < n_rounds; round++) {
 #pragma unroll
         for (int half = 0; half < LOADS; half += HALF) {
 #pragma unroll
             for (int i = half; i < half + HALF; i++)
-                seek4(s, k, fours[i], place(i, round, n_rounds));
+                top_seek4(s, k, fours[i], top_place(i, round, n_rounds));
 #pragma unroll
             for (int i = half; i < half + HALF; i++) {
-                int at = place(i, round + 1, n_rounds);
+                int at = top_place(i, round + 1, n_rounds);
 
-                fours[i] = load4(logits, round + 1 < n_rounds ? at : n4, n4);
+                fours[i] = top_load4(logits, round + 1 < n_rounds ? at : n4, n4);
                 if (t->size > 0)
-                    fours[i] = untouched(fours[i], at, n4, *t);
+                    fours[i] = top_untouched(fours[i], at, n4, *t);
             }
         }
     }
 }
 
 /* Search the changed ids, with their new values. */
-static __device__ void seek_touched(struct state *s, struct seeker *k, const struct touched &t,
-                                    const float *logits, const struct k_sample_row *row)
+static __device__ void top_seek_touched(struct state *s, struct seeker *k, const struct touched &t,
+                                        const float *logits, const struct k_sample_row *row)
 {
 #pragma unroll 2
     for (int i = threadIdx.x; i < t.size; i += THREADS) {
@@ -288,7 +289,7 @@ static __device__ void seek_touched(struct state *s, struct seeker *k, const str
         if ((slot.y & BANNED) == 0)
             value = k_penalise(logits[slot.x - 1], slot.y, row->sampling.repetition_penalty,
                                row->sampling.frequency_penalty, row->sampling.presence_penalty);
-        seek(s, k, value, slot.x - 1);
+        top_seek(s, k, value, slot.x - 1);
     }
 }
 
@@ -296,7 +297,8 @@ static __device__ void seek_touched(struct state *s, struct seeker *k, const str
 
 /* Keep the candidates whose keys are among the k largest, with their weights: find the k-th largest
  * key bit by bit, from the top. */
-static __device__ void keep_top(struct state *s, const struct k_sample_row *row, float top, int n)
+static __device__ void top_keep_first(struct state *s, const struct k_sample_row *row, float top,
+                                      int n)
 {
     int n_each = (n + THREADS - 1) / THREADS;
     uint32_t key[EACH], least = 0;
@@ -325,7 +327,7 @@ static __device__ void keep_top(struct state *s, const struct k_sample_row *row,
             continue;
         s->kept_key[at] = key[nth];
         s->kept_id[at] = s->id[i];
-        s->weight[at] = k_exp_fixed(key_value(key[nth]) - top);
+        s->weight[at] = k_exp_fixed(sample_key_value(key[nth]) - top);
         if (s->weight[at] < min_weight)
             s->weight[at] = 0;
     }
@@ -334,7 +336,7 @@ static __device__ void keep_top(struct state *s, const struct k_sample_row *row,
 
 /* Apply top_p: keep the largest keys that reach its share of the weight. Returns the weight that is
  * left; 0 when there is none. */
-static __device__ uint64_t keep_nucleus(struct state *s, float top_p)
+static __device__ uint64_t top_keep_nucleus(struct state *s, float top_p)
 {
     uint64_t larger = 0, upto = 0, own = 0, sum, need;
     int idx = threadIdx.x;
@@ -348,7 +350,7 @@ static __device__ uint64_t keep_nucleus(struct state *s, float top_p)
             upto += s->kept_key[i] >= own ? weight : 0;
         }
     }
-    sum = block_max<WARPS>(upto, s->reduced[1]);
+    sum = sample_block_max<WARPS>(upto, s->reduced[1]);
     if (sum == 0 || !(top_p < 1.0f))
         return sum;
     need = k_top_weight(top_p, sum);
@@ -356,11 +358,11 @@ static __device__ uint64_t keep_nucleus(struct state *s, float top_p)
         s->weight[idx] = 0;
         upto = 0;
     }
-    return block_max<WARPS>(upto, s->reduced[2]);
+    return sample_block_max<WARPS>(upto, s->reduced[2]);
 }
 
 /* The id in whose part of the running sum of weights, in the order of ids, r falls. */
-static __device__ void draw(int32_t *id, const struct state *s, uint64_t r)
+static __device__ void top_draw(int32_t *id, const struct state *s, uint64_t r)
 {
     int idx = threadIdx.x;
     uint64_t before = 0;
@@ -374,7 +376,7 @@ static __device__ void draw(int32_t *id, const struct state *s, uint64_t r)
 }
 
 /* Select an id from the candidates; false when this kernel cannot. */
-static __device__ bool choose(int32_t *id, struct state *s, const struct k_sample_row *row)
+static __device__ bool top_choose(int32_t *id, struct state *s, const struct k_sample_row *row)
 {
     int n = s->n_candidates;
     uint64_t best = 0, sum;
@@ -383,21 +385,21 @@ static __device__ bool choose(int32_t *id, struct state *s, const struct k_sampl
     if (n == 0 || n > ROOM)
         return false;
     for (int i = threadIdx.x; i < n; i += THREADS)
-        best = max(best, best_of(s->value[i], s->id[i]));
-    best = block_max<WARPS>(best, s->reduced[0]);
-    top = key_value((uint32_t)(best >> 32)) / row->sampling.temperature;
+        best = max(best, sample_best_of(s->value[i], s->id[i]));
+    best = sample_block_max<WARPS>(best, s->reduced[0]);
+    top = sample_key_value((uint32_t)(best >> 32)) / row->sampling.temperature;
     if (fabsf(top) < INFINITY) {
-        keep_top(s, row, top, n);
+        top_keep_first(s, row, top, n);
         if (s->n_kept > KEPT_MAX)
             return false;
-        sum = keep_nucleus(s, row->sampling.top_p);
+        sum = top_keep_nucleus(s, row->sampling.top_p);
         if (sum > 0) {
-            draw(id, s, k_mul_high(k_random(row->sampling.seed, row->position), sum));
+            top_draw(id, s, k_mul_high(k_random(row->sampling.seed, row->position), sum));
             return true;
         }
     }
     if (threadIdx.x == 0)
-        *id = best_id(best);
+        *id = sample_best_id(best);
     return true;
 }
 
@@ -418,21 +420,21 @@ static __global__ void __launch_bounds__(THREADS, 2)
     logits += (size_t)blockIdx.x * n_vocab;
     if (threadIdx.x == 0)
         s.n_candidates = s.n_kept = s.is_full = 0;
-    is_done = takes(row, n_vocab);
+    is_done = top_takes(row, n_vocab);
     __syncthreads();
     if (is_done) {
-        stream(&s, &seeker, &t, logits, n_vocab, row, history);
-        seek_touched(&s, &seeker, t, logits, row);
+        top_stream(&s, &seeker, &t, logits, n_vocab, row, history);
+        top_seek_touched(&s, &seeker, t, logits, row);
         __syncthreads();
         is_done = s.is_full == 0;
     }
     if (is_done && seeker.is_greedy) {
-        seeker.best = block_max<WARPS>(seeker.best, s.reduced[0]);
+        seeker.best = sample_block_max<WARPS>(seeker.best, s.reduced[0]);
         is_done = seeker.best != 0;
         if (is_done && threadIdx.x == 0)
-            *ids = best_id(seeker.best);
+            *ids = sample_best_id(seeker.best);
     } else if (is_done) {
-        is_done = choose(ids, &s, row);
+        is_done = top_choose(ids, &s, row);
     }
     if (!is_done && threadIdx.x == 0)
         *ids = SAMPLE_LEFT;

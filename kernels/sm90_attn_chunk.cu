@@ -58,19 +58,19 @@ template <class S> struct consumer {
 };
 
 /* The warpgroups take turns in issuing products. */
-static __device__ __forceinline__ void turn_take(int group)
+static __device__ __forceinline__ void chunk_turn_take(int group)
 {
     named_sync(TURN_ID + group, 128 * CONSUMERS);
 }
 
 /* The other warpgroup may issue now. */
-static __device__ __forceinline__ void turn_give(int group)
+static __device__ __forceinline__ void chunk_turn_give(int group)
 {
     named_arrive(TURN_ID + (group ^ 1), 128 * CONSUMERS);
 }
 
 /* Four 8 x 8 matrices from shared memory. */
-static __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], const void *p)
+static __device__ __forceinline__ void chunk_load_matrices(uint32_t (&r)[4], const void *p)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -79,13 +79,13 @@ static __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], const voi
 }
 
 /* Two bfloat16 as two float16, which have more bits and less range: clamped to the largest. */
-static __device__ __forceinline__ uint32_t half_of(uint32_t two)
+static __device__ __forceinline__ uint32_t chunk_half_of(uint32_t two)
 {
     return pack_half(low_half(two), high_half(two));
 }
 
 /* Convert this warp's 16 rows of the queries in place, and wait until the warpgroup has done so. */
-template <class S> static __device__ void halve_queries(chunk_shared<S> *sh)
+template <class S> static __device__ void chunk_halve_queries(chunk_shared<S> *sh)
 {
     int warp = (threadIdx.x - 128) / 32, lane = threadIdx.x % 32;
 
@@ -94,35 +94,37 @@ template <class S> static __device__ void halve_queries(chunk_shared<S> *sh)
         uint4 *at = (uint4 *)(sh->q + i / 128 * S::Q_COLUMN + warp * 16 * 128) + i % 128;
         uint4 x = *at;
 
-        *at = make_uint4(half_of(x.x), half_of(x.y), half_of(x.z), half_of(x.w));
+        *at = make_uint4(chunk_half_of(x.x), chunk_half_of(x.y), chunk_half_of(x.z),
+                         chunk_half_of(x.w));
     }
     fence_async();
     named_sync(HALVED_ID + warp / 4, 128);
 }
 
 /* Load the queries. With the swizzle, the 16 bytes c of row r of a slab are at c ^ r % 8. */
-template <class S> static __device__ __forceinline__ void take_queries(consumer<S> &c)
+template <class S> static __device__ __forceinline__ void chunk_take_queries(consumer<S> &c)
 {
     int lane = threadIdx.x % 32, row = (threadIdx.x - 128) / 32 * 16 + lane % 16;
 
     if constexpr (S::HELD) {
 #pragma unroll
         for (int d = 0; d < S::HD / 16; d++)
-            load_matrices(c.held[d], c.sh->q + d / 4 * S::Q_COLUMN + row * 128 +
-                                         ((d % 4 * 2 + lane / 16) ^ row % 8) * 16);
+            chunk_load_matrices(c.held[d], c.sh->q + d / 4 * S::Q_COLUMN + row * 128 +
+                                               ((d % 4 * 2 + lane / 16) ^ row % 8) * 16);
 #pragma unroll
         for (int i = 0; S::RAW && i < S::HD / 4; i++)
-            c.held[i / 4][i % 4] = half_of(c.held[i / 4][i % 4]);
+            c.held[i / 4][i % 4] = chunk_half_of(c.held[i / 4][i % 4]);
     } else {
         if (S::RAW)
-            halve_queries(c.sh);
+            chunk_halve_queries(c.sh);
         c.told = operand(c.sh->q + (threadIdx.x / 128 - 1) * 8 * SLAB, SLAB, 0);
     }
 }
 
 /* Issue and commit score = q . K. */
 template <class S>
-static __device__ __forceinline__ void begin_scores(consumer<S> &c, float (&score)[S::BLOCK / 2])
+static __device__ __forceinline__ void chunk_begin_scores(consumer<S> &c,
+                                                          float (&score)[S::BLOCK / 2])
 {
     const unsigned char *k = c.sh->block[KEYS][c.k.stage];
 
@@ -147,25 +149,26 @@ static __device__ __forceinline__ void begin_scores(consumer<S> &c, float (&scor
 
 /* Wait for the scores: at most LEFT groups that were committed later may be unfinished. */
 template <int LEFT, class S>
-static __device__ __forceinline__ void end_scores(consumer<S> &c, float (&score)[S::BLOCK / 2])
+static __device__ __forceinline__ void chunk_end_scores(consumer<S> &c,
+                                                        float (&score)[S::BLOCK / 2])
 {
     warpgroup_wait<LEFT>();
     keep(score);
-    release(&c.sh->empty[KEYS][c.k.stage]);
+    load_release(&c.sh->empty[KEYS][c.k.stage]);
     c.k.next();
 }
 
 /* Queries that are not held are read by the scores of all blocks: after those of the tile's last
  * block they are released, and the next tile's are loaded during the rest of the step. */
 template <class S>
-static __device__ __forceinline__ void give_queries(consumer<S> &c, bool was_last)
+static __device__ __forceinline__ void chunk_give_queries(consumer<S> &c, bool was_last)
 {
     if (!S::HELD && was_last)
-        release(&c.sh->q_empty);
+        load_release(&c.sh->q_empty);
 }
 
 /* Issue and commit acc += P . V. */
-template <class S> static __device__ __forceinline__ void begin_values(consumer<S> &c)
+template <class S> static __device__ __forceinline__ void chunk_begin_values(consumer<S> &c)
 {
     const unsigned char *v = c.sh->block[VALUES][c.v.stage];
 
@@ -192,18 +195,18 @@ template <class S> static __device__ __forceinline__ void begin_values(consumer<
 }
 
 /* Wait for the values, and release their stage. */
-template <class S> static __device__ __forceinline__ void end_values(consumer<S> &c)
+template <class S> static __device__ __forceinline__ void chunk_end_values(consumer<S> &c)
 {
     warpgroup_wait<0>();
 #pragma unroll
     for (int part = 0; part < S::PARTS; part++)
         keep(c.acc[part]);
-    release(&c.sh->empty[VALUES][c.v.stage]);
+    load_release(&c.sh->empty[VALUES][c.v.stage]);
     c.v.next();
 }
 
 /* Maximum over the four lanes of a row. */
-static __device__ __forceinline__ float quad_max(float x)
+static __device__ __forceinline__ float chunk_quad_max(float x)
 {
     x = fmaxf(x, __shfl_xor_sync(~0U, x, 1));
     return fmaxf(x, __shfl_xor_sync(~0U, x, 2));
@@ -212,8 +215,10 @@ static __device__ __forceinline__ float quad_max(float x)
 /* The running softmax: turn scores into weights; shrink: the factor of the rows' sums so far.
  * MASKED: some rows do not attend to all of the block. */
 template <class S, bool MASKED>
-static __device__ __forceinline__ void soften(struct chunk_rows &rows, float (&score)[S::BLOCK / 2],
-                                              float (&shrink)[2], const chunk_args &a, int block)
+static __device__ __forceinline__ void chunk_soften(struct chunk_rows &rows,
+                                                    float (&score)[S::BLOCK / 2],
+                                                    float (&shrink)[2], const chunk_args &a,
+                                                    int block)
 {
     constexpr int BLOCK = S::BLOCK;
     int col = block * BLOCK + threadIdx.x % 4 * 2;
@@ -234,7 +239,7 @@ static __device__ __forceinline__ void soften(struct chunk_rows &rows, float (&s
                 top = fmaxf(top, *s);
             }
         }
-        top = quad_max(top);
+        top = chunk_quad_max(top);
         shrink[row] = exp2_fast((rows.top[row] - top) * a.scale);
         rows.top[row] = top;
         base[row] = top * a.scale;
@@ -258,7 +263,7 @@ static __device__ __forceinline__ void soften(struct chunk_rows &rows, float (&s
 }
 
 /* Weights are at most 1: no clamping. */
-static __device__ __forceinline__ uint32_t pack_weight_half(float low, float high)
+static __device__ __forceinline__ uint32_t chunk_pack_weight_half(float low, float high)
 {
     uint32_t two;
 
@@ -268,18 +273,18 @@ static __device__ __forceinline__ uint32_t pack_weight_half(float low, float hig
 
 /* P as a left operand: the accumulator's layout is the operand's. */
 template <class S>
-static __device__ __forceinline__ void pack_weights(consumer<S> &c,
-                                                    const float (&score)[S::BLOCK / 2])
+static __device__ __forceinline__ void chunk_pack_weights(consumer<S> &c,
+                                                          const float (&score)[S::BLOCK / 2])
 {
 #pragma unroll
     for (int i = 0; i < S::BLOCK / 4; i++)
-        c.weight[i / 4][i % 4] = S::RAW ? pack_weight_half(score[2 * i], score[2 * i + 1])
+        c.weight[i / 4][i % 4] = S::RAW ? chunk_pack_weight_half(score[2 * i], score[2 * i + 1])
                                         : pack_bf16(score[2 * i], score[2 * i + 1]);
 }
 
 /* acc *= factor of the row. */
 template <class S>
-static __device__ __forceinline__ void scale_acc(consumer<S> &c, const float (&factor)[2])
+static __device__ __forceinline__ void chunk_scale_acc(consumer<S> &c, const float (&factor)[2])
 {
 #pragma unroll
     for (int part = 0; part < S::PARTS; part++) {
@@ -291,47 +296,49 @@ static __device__ __forceinline__ void scale_acc(consumer<S> &c, const float (&f
 
 /* The scores of a tile's first block, without values of a block before. */
 template <class S>
-static __device__ __forceinline__ void first_scores(consumer<S> &c, float (&score)[S::BLOCK / 2])
+static __device__ __forceinline__ void chunk_first_scores(consumer<S> &c,
+                                                          float (&score)[S::BLOCK / 2])
 {
     barrier_wait(&c.sh->full[KEYS][c.k.stage], c.k.parity);
-    begin_scores(c, score);
-    end_scores<0>(c, score);
+    chunk_begin_scores(c, score);
+    chunk_end_scores<0>(c, score);
 }
 
 /* Issue the scores of a block and the values of the block before; at the end the scores are
  * complete, the values are not. */
 template <class S>
-static __device__ __forceinline__ void begin_both(consumer<S> &c, float (&score)[S::BLOCK / 2])
+static __device__ __forceinline__ void chunk_begin_both(consumer<S> &c,
+                                                        float (&score)[S::BLOCK / 2])
 {
     int group = threadIdx.x / 128 - 1;
 
     barrier_wait(&c.sh->full[KEYS][c.k.stage], c.k.parity);
-    turn_take(group);
-    begin_scores(c, score);
+    chunk_turn_take(group);
+    chunk_begin_scores(c, score);
     barrier_wait(&c.sh->full[VALUES][c.v.stage], c.v.parity);
-    begin_values(c);
-    turn_give(group);
-    end_scores<1>(c, score);
+    chunk_begin_values(c);
+    chunk_turn_give(group);
+    chunk_end_scores<1>(c, score);
 }
 
 /* One round of the mainloop: the softmax of this block is computed while the values of the block
  * before are multiplied. */
 template <bool MASKED, class S>
-static __device__ __forceinline__ void step(consumer<S> &c, int block, bool is_last)
+static __device__ __forceinline__ void chunk_step(consumer<S> &c, int block, bool is_last)
 {
     float score[S::BLOCK / 2], shrink[2];
 
-    begin_both(c, score);
-    give_queries(c, is_last);
-    soften<S, MASKED>(c.rows, score, shrink, c.a, block);
-    end_values(c);
-    scale_acc(c, shrink);
-    pack_weights(c, score);
+    chunk_begin_both(c, score);
+    chunk_give_queries(c, is_last);
+    chunk_soften<S, MASKED>(c.rows, score, shrink, c.a, block);
+    chunk_end_values(c);
+    chunk_scale_acc(c, shrink);
+    chunk_pack_weights(c, score);
 }
 
 /* Transpose in a quad: words [4 columns of 2][4 lanes]; lane l gets w[l] of all four. */
-static __device__ __forceinline__ uint4 turn_quad(uint32_t w0, uint32_t w1, uint32_t w2,
-                                                  uint32_t w3)
+static __device__ __forceinline__ uint4 chunk_turn_quad(uint32_t w0, uint32_t w1, uint32_t w2,
+                                                        uint32_t w3)
 {
     bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
     uint32_t a = __shfl_xor_sync(~0U, odd ? w0 : w1, 1), b = __shfl_xor_sync(~0U, odd ? w2 : w3, 1);
@@ -344,7 +351,7 @@ static __device__ __forceinline__ uint4 turn_quad(uint32_t w0, uint32_t w1, uint
 }
 
 /* Store eight elements; is_half: in the order of K_HALF_AT. */
-static __device__ __forceinline__ void store_eight(k_bf16 *to, int at, uint4 v, bool is_half)
+static __device__ __forceinline__ void chunk_store_eight(k_bf16 *to, int at, uint4 v, bool is_half)
 {
     if (!is_half) {
         *(uint4 *)(to + at) = v;
@@ -354,10 +361,10 @@ static __device__ __forceinline__ void store_eight(k_bf16 *to, int at, uint4 v, 
     *(uint2 *)(to + K_HALF_AT(at) + 8) = make_uint2(v.y, v.w);
 }
 
-/* Epilogue: add the sums of a row's four lanes, divide, and write 16 bytes per lane: turn_quad()
- * exchanges columns between lanes so that each has eight consecutive ones. */
+/* Epilogue: add the sums of a row's four lanes, divide, and write 16 bytes per lane:
+ * chunk_turn_quad() exchanges columns between lanes so that each has eight consecutive ones. */
 template <class S>
-static __device__ __forceinline__ void write_rows(const consumer<S> &c, const struct piece &p)
+static __device__ __forceinline__ void chunk_write_rows(const consumer<S> &c, const struct piece &p)
 {
     const chunk_args &a = c.a;
     int group = a.n_heads / a.kv.n_kv_heads, lane = threadIdx.x % 32;
@@ -388,16 +395,16 @@ static __device__ __forceinline__ void write_rows(const consumer<S> &c, const st
                 w[i] = a.plan.out_is_half ? pack_half(acc[0] * scale, acc[1] * scale)
                                           : pack_bf16(acc[0] * scale, acc[1] * scale);
             }
-            uint4 turned = turn_quad(w[0], w[1], w[2], w[3]);
+            uint4 turned = chunk_turn_quad(w[0], w[1], w[2], w[3]);
 
             if (token < p.n_tokens && j + lane % 4 < S::HD / 8)
-                store_eight(to, (j + lane % 4) * 8, turned, a.plan.out_is_half);
+                chunk_store_eight(to, (j + lane % 4) * 8, turned, a.plan.out_is_half);
         }
     }
 }
 
 /* The state of a thread's two rows at the begin of a tile. */
-static __device__ __forceinline__ struct chunk_rows rows_of(const struct piece &p, int group)
+static __device__ __forceinline__ struct chunk_rows chunk_rows_of(const struct piece &p, int group)
 {
     int row = (threadIdx.x - 128) / 32 * 16 + threadIdx.x % 32 / 4;
 
@@ -406,7 +413,7 @@ static __device__ __forceinline__ struct chunk_rows rows_of(const struct piece &
 
 /* All blocks of a tile but the last one, which is computed first. */
 template <class S>
-static __device__ __forceinline__ void step_blocks(consumer<S> &c, const struct piece &p)
+static __device__ __forceinline__ void chunk_step_blocks(consumer<S> &c, const struct piece &p)
 {
     /* Blocks that all rows attend to completely: full_first .. full_last. Only the others are
      * masked. */
@@ -415,54 +422,55 @@ static __device__ __forceinline__ void step_blocks(consumer<S> &c, const struct 
     int block = p.last - 1;
 
     for (; block >= p.first && block > full_last; block--)
-        step<true>(c, block, block == p.first);
+        chunk_step<true>(c, block, block == p.first);
     for (; block >= full_first; block--)
-        step<false>(c, block, block == p.first);
+        chunk_step<false>(c, block, block == p.first);
     for (; block >= p.first; block--)
-        step<true>(c, block, block == p.first);
+        chunk_step<true>(c, block, block == p.first);
 }
 
 /* From a tile to the next: the last values of the one overlap with the first scores of the
  * other. */
 template <class S>
-static __device__ __forceinline__ void turn_over(consumer<S> &c, const struct piece &from,
-                                                 const struct piece &to)
+static __device__ __forceinline__ void chunk_turn_over(consumer<S> &c, const struct piece &from,
+                                                       const struct piece &to)
 {
-    struct chunk_rows rows = rows_of(to, c.a.n_heads / c.a.kv.n_kv_heads);
+    struct chunk_rows rows = chunk_rows_of(to, c.a.n_heads / c.a.kv.n_kv_heads);
     float score[S::BLOCK / 2], shrink[2];
 
-    begin_both(c, score);
-    give_queries(c, to.first == to.last);
-    soften<S, true>(rows, score, shrink, c.a, to.last);
-    end_values(c);
-    write_rows(c, from);
+    chunk_begin_both(c, score);
+    chunk_give_queries(c, to.first == to.last);
+    chunk_soften<S, true>(rows, score, shrink, c.a, to.last);
+    chunk_end_values(c);
+    chunk_write_rows(c, from);
 #pragma unroll
     for (int i = 0; i < S::PARTS * S::PART / 2; i++)
         c.acc[i / (S::PART / 2)][i % (S::PART / 2)] = 0.0f;
     c.rows = rows;
-    pack_weights(c, score);
+    chunk_pack_weights(c, score);
 }
 
 /* Take the next piece of work and its queries; false: there is none. */
 template <class S>
-static __device__ __forceinline__ bool take_piece(consumer<S> &c, struct piece &p, uint32_t &parity)
+static __device__ __forceinline__ bool chunk_take_piece(consumer<S> &c, struct piece &p,
+                                                        uint32_t &parity)
 {
     barrier_wait(&c.sh->q_full, parity);
     p = c.sh->pieces[parity];
     parity ^= 1;
     if (p.n_tokens == 0)
         return false;
-    take_queries(c);
+    chunk_take_queries(c);
     if (S::HELD)
-        release(&c.sh->q_empty);
+        load_release(&c.sh->q_empty);
     return true;
 }
 
-/* Values are one block later than scores, also from a tile to the next: when step_blocks() returns,
- * the weights of p's first block, which was computed last, are in c for turn_over(). Group 1 gives
- * group 0 the first turn; group 0 takes the last one, which nothing needs, so that the barriers are
- * left as they were. */
-template <class S> static __device__ void consume(chunk_shared<S> *sh, const chunk_args &a)
+/* Values are one block later than scores, also from a tile to the next: when chunk_step_blocks()
+ * returns, the weights of p's first block, which was computed last, are in c for chunk_turn_over().
+ * Group 1 gives group 0 the first turn; group 0 takes the last one, which nothing needs, so that
+ * the barriers are left as they were. */
+template <class S> static __device__ void chunk_consume(chunk_shared<S> *sh, const chunk_args &a)
 {
     int group = threadIdx.x / 128 - 1;
     consumer<S> own = {sh, a};
@@ -471,30 +479,30 @@ template <class S> static __device__ void consume(chunk_shared<S> *sh, const chu
     uint32_t parity = 0;
 
     if (group == 1)
-        turn_give(group);
-    (void)take_piece(own, p, parity); /* the grid is not larger than the work */
-    own.rows = rows_of(p, a.n_heads / a.kv.n_kv_heads);
-    first_scores(own, score);
-    give_queries(own, p.first == p.last);
-    soften<S, true>(own.rows, score, shrink, a, p.last);
-    pack_weights(own, score);
+        chunk_turn_give(group);
+    (void)chunk_take_piece(own, p, parity); /* the grid is not larger than the work */
+    own.rows = chunk_rows_of(p, a.n_heads / a.kv.n_kv_heads);
+    chunk_first_scores(own, score);
+    chunk_give_queries(own, p.first == p.last);
+    chunk_soften<S, true>(own.rows, score, shrink, a, p.last);
+    chunk_pack_weights(own, score);
     for (;; p = next) {
-        step_blocks(own, p);
-        if (!take_piece(own, next, parity))
+        chunk_step_blocks(own, p);
+        if (!chunk_take_piece(own, next, parity))
             break;
-        turn_over(own, p, next);
+        chunk_turn_over(own, p, next);
     }
     barrier_wait(&sh->full[VALUES][own.v.stage], own.v.parity);
-    begin_values(own);
-    end_values(own);
-    write_rows(own, p);
+    chunk_begin_values(own);
+    chunk_end_values(own);
+    chunk_write_rows(own, p);
     if (group == 0)
-        turn_take(group); /* the last turn, which no product needs */
+        chunk_turn_take(group); /* the last turn, which no product needs */
 }
 
 /* Counts of arrivals per phase: a stage of e4m3 is filled by two converting warps, a stage of bf16
  * by the TMA alone. */
-template <class S> static __device__ void init_barriers(chunk_shared<S> *sh)
+template <class S> static __device__ void chunk_init_barriers(chunk_shared<S> *sh)
 {
     /* Queries are released by the consumers' warps and by all warps that read the piece of work. */
     barrier_init(&sh->q_full, 1);
@@ -525,7 +533,7 @@ static __global__ void __launch_bounds__(S::THREADS, 1)
     if (threadIdx.x == 0) {
         tensor_prefetch(&q_map);
         tensor_prefetch(&kv_map);
-        init_barriers<S>(sh);
+        chunk_init_barriers<S>(sh);
     }
     __syncthreads();
     if (threadIdx.x < 128) {
@@ -536,17 +544,17 @@ static __global__ void __launch_bounds__(S::THREADS, 1)
             load_values<S>(sh, &kv_map, a);
     } else if (threadIdx.x < 128 * (1 + CONSUMERS)) {
         registers_take<S::MANY_REGISTERS>();
-        consume<S>(sh, a);
+        chunk_consume<S>(sh, a);
     } else {
         registers_give<S::FEW_REGISTERS>();
-        convert<S>(sh);
+        load_convert<S>(sh);
     }
 }
 
 /* --- the launch ------------------------------------------------------------------------ */
 
 /* The driver's function, found at run time: the library does not link to libcuda. */
-static PFN_cuTensorMapEncodeTiled_v12000 find_encoder(void)
+static PFN_cuTensorMapEncodeTiled_v12000 chunk_find_encoder(void)
 {
     void *f = NULL;
     enum cudaDriverEntryPointQueryResult found;
@@ -558,10 +566,10 @@ static PFN_cuTensorMapEncodeTiled_v12000 find_encoder(void)
 }
 
 /* strides: bytes, of all dimensions but the first. */
-static int describe(CUtensorMap *map, CUtensorMapDataType type, int rank, const void *base,
-                    const cuuint64_t *dims, const cuuint64_t *strides, const cuuint32_t *box)
+static int chunk_describe(CUtensorMap *map, CUtensorMapDataType type, int rank, const void *base,
+                          const cuuint64_t *dims, const cuuint64_t *strides, const cuuint32_t *box)
 {
-    static const PFN_cuTensorMapEncodeTiled_v12000 encode = find_encoder();
+    static const PFN_cuTensorMapEncodeTiled_v12000 encode = chunk_find_encoder();
     const cuuint32_t ones[5] = {1, 1, 1, 1, 1};
     bool is_bf16 = type == CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
 
@@ -577,7 +585,7 @@ static int describe(CUtensorMap *map, CUtensorMapDataType type, int rank, const 
 }
 
 /* Map the queries as [token][head][element]; a box is the heads of a group of a tile's tokens. */
-static int describe_queries(CUtensorMap *map, const chunk_args &a, const k_bf16 *qkv)
+static int chunk_describe_queries(CUtensorMap *map, const chunk_args &a, const k_bf16 *qkv)
 {
     cuuint64_t hd = (cuuint64_t)a.kv.head_dim;
     cuuint64_t width = (cuuint64_t)(a.n_heads + 2 * a.kv.n_kv_heads) * hd;
@@ -586,13 +594,13 @@ static int describe_queries(CUtensorMap *map, const chunk_args &a, const k_bf16 
     cuuint64_t strides[2] = {hd * 2, width * 2};
     cuuint32_t box[3] = {64, (cuuint32_t)group, (cuuint32_t)K_TILE_TOKENS(group)};
 
-    return describe(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, qkv, dims, strides, box);
+    return chunk_describe(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, qkv, dims, strides, box);
 }
 
 /* Map the pool of pages; its length is not known here, but page ids are valid. bf16: [page][8 rows
  * of a page, all layers][column of 64][row % 8][element]; e4m3: [page][row of a page, all
  * layers][element]. */
-template <class S> static int describe_pages(CUtensorMap *map, const chunk_args &a)
+template <class S> static int chunk_describe_pages(CUtensorMap *map, const chunk_args &a)
 {
     const cuuint64_t many = 1U << 31, hd = S::HD;
     cuuint32_t box_rows = (cuuint32_t)a.box_rows;
@@ -601,17 +609,18 @@ template <class S> static int describe_pages(CUtensorMap *map, const chunk_args 
         cuuint64_t dims[3] = {hd, a.kv.page_elems / hd, many}, strides[2] = {hd, a.kv.page_elems};
         cuuint32_t box[3] = {S::HD, box_rows, 1};
 
-        return describe(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 3, a.kv.pages, dims, strides, box);
+        return chunk_describe(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 3, a.kv.pages, dims, strides,
+                              box);
     }
     cuuint64_t dims[5] = {S::WHOLE ? 64 : hd, 8, S::WHOLE ? S::COLUMNS : 1,
                           a.kv.page_elems / (8 * hd), many};
     cuuint64_t strides[4] = {hd * 2, 128, 8 * hd * 2, a.kv.page_elems * 2};
     cuuint32_t box[5] = {64, 8, S::WHOLE ? S::COLUMNS : 1, box_rows / 8, 1};
 
-    return describe(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 5, a.kv.pages, dims, strides, box);
+    return chunk_describe(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 5, a.kv.pages, dims, strides, box);
 }
 
-static int n_multiprocessors(void)
+static int chunk_n_multiprocessors(void)
 {
     int device = 0, n = 0;
 
@@ -622,7 +631,7 @@ static int n_multiprocessors(void)
 }
 
 /* How many heads' keys and values fit into the cache. */
-static int heads_in_cache(const chunk_args &a)
+static int chunk_heads_in_cache(const chunk_args &a)
 {
     size_t elem_bytes = a.kv.type == K_E4M3 ? 1 : 2;
     size_t head_bytes = 2 * (size_t)a.plan.tile_keys * (size_t)a.kv.head_dim * elem_bytes;
@@ -633,9 +642,9 @@ static int heads_in_cache(const chunk_args &a)
 }
 
 /* At most one CTA per multiprocessor; each takes further pieces from a counter. */
-template <class S> static int launch_chunk(chunk_args a, const k_bf16 *qkv, k_stream stream)
+template <class S> static int chunk_launch_shape(chunk_args a, const k_bf16 *qkv, k_stream stream)
 {
-    static const int n_blocks = n_multiprocessors();
+    static const int n_blocks = chunk_n_multiprocessors();
     int n_items = a.plan.n_tiles * a.kv.n_kv_heads;
     CUtensorMap q_map, kv_map;
 
@@ -644,8 +653,8 @@ template <class S> static int launch_chunk(chunk_args a, const k_bf16 *qkv, k_st
     a.page_shift = __builtin_ctz((unsigned)a.kv.page_tokens);
     a.box_shift = __builtin_ctz((unsigned)a.box_rows);
     a.layer_slabs = (int)(a.kv.layer_elems / (8 * S::HD));
-    a.heads_together = heads_in_cache(a);
-    if (describe_queries(&q_map, a, qkv) != 0 || describe_pages<S>(&kv_map, a) != 0)
+    a.heads_together = chunk_heads_in_cache(a);
+    if (chunk_describe_queries(&q_map, a, qkv) != 0 || chunk_describe_pages<S>(&kv_map, a) != 0)
         return -1;
     if (cudaFuncSetAttribute(sm90_attn_chunk_kernel<S>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              (int)sizeof(chunk_shared<S>)) != cudaSuccess)
@@ -655,14 +664,14 @@ template <class S> static int launch_chunk(chunk_args a, const k_bf16 *qkv, k_st
 }
 
 template <bool E4M3>
-static int choose_head_dim(const chunk_args &a, const k_bf16 *qkv, k_stream stream)
+static int chunk_choose_head_dim(const chunk_args &a, const k_bf16 *qkv, k_stream stream)
 {
     switch (a.kv.head_dim) {
-    case 64: return launch_chunk<shape<64, E4M3>>(a, qkv, stream);
-    case 80: return launch_chunk<shape<80, E4M3>>(a, qkv, stream);
-    case 96: return launch_chunk<shape<96, E4M3>>(a, qkv, stream);
-    case 128: return launch_chunk<shape<128, E4M3>>(a, qkv, stream);
-    default: return launch_chunk<shape<256, E4M3>>(a, qkv, stream);
+    case 64: return chunk_launch_shape<shape<64, E4M3>>(a, qkv, stream);
+    case 80: return chunk_launch_shape<shape<80, E4M3>>(a, qkv, stream);
+    case 96: return chunk_launch_shape<shape<96, E4M3>>(a, qkv, stream);
+    case 128: return chunk_launch_shape<shape<128, E4M3>>(a, qkv, stream);
+    default: return chunk_launch_shape<shape<256, E4M3>>(a, qkv, stream);
     }
 }
 
@@ -693,6 +702,6 @@ int k_attn_chunk_sm90(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv,
     args.scale = scale * LOG2_E * (is_e4m3 ? kv->k_scale : 1.0f);
     args.out_scale = is_e4m3 ? kv->v_scale : 1.0f;
     args.window = kv->window > 0 ? (uint32_t)kv->window : 1U << 31;
-    return is_e4m3 ? choose_head_dim<true>(args, qkv, stream)
-                   : choose_head_dim<false>(args, qkv, stream);
+    return is_e4m3 ? chunk_choose_head_dim<true>(args, qkv, stream)
+                   : chunk_choose_head_dim<false>(args, qkv, stream);
 }

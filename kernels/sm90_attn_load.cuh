@@ -104,7 +104,7 @@ template <class S> struct chunk_shared {
 
 /* Pieces in the order in which they are given out: heads_together heads at a time, so that their
  * keys stay in the L2 cache; among those, the longest tiles first. */
-template <class S> static __device__ struct piece find_piece(const chunk_args &a, int item)
+template <class S> static __device__ struct piece load_find_piece(const chunk_args &a, int item)
 {
     constexpr int BLOCK = S::BLOCK;
     int section = item / (a.plan.n_tiles * a.heads_together);
@@ -131,7 +131,8 @@ template <class S> static __device__ struct piece find_piece(const chunk_args &a
  * tile's first token may belong to other sequences, so the first visible page is loaded in their
  * place. Such keys are masked, such values zeroed. */
 template <class S>
-static __device__ __forceinline__ int page_of(const chunk_args &a, const struct piece &p, int block)
+static __device__ __forceinline__ int load_page_of(const chunk_args &a, const struct piece &p,
+                                                   int block)
 {
     int pos = block * S::BLOCK + (int)(threadIdx.x % 32) * a.box_rows;
 
@@ -142,7 +143,7 @@ static __device__ __forceinline__ int page_of(const chunk_args &a, const struct 
 
 /* The slab where the rows of a head begin in a page, or from position base on; values are further
  * heads after the keys. A page may have several blocks. */
-static __device__ __forceinline__ int slab_of(const chunk_args &a, int head, int base)
+static __device__ __forceinline__ int load_slab_of(const chunk_args &a, int head, int base)
 {
     int bt = a.kv.page_tokens;
 
@@ -150,7 +151,7 @@ static __device__ __forceinline__ int slab_of(const chunk_args &a, int head, int
 }
 
 /* One arrival per warp, when all its lanes have finished with the stage. */
-static __device__ __forceinline__ void release(uint64_t *empty)
+static __device__ __forceinline__ void load_release(uint64_t *empty)
 {
     __syncwarp();
     if (threadIdx.x % 32 == 0)
@@ -201,7 +202,7 @@ static __device__ __forceinline__ void load_block(chunk_shared<S> *sh, const CUt
                                                   int page)
 {
     int base = block * S::BLOCK;
-    int slab = slab_of(a, kind * a.kv.n_kv_heads + p.kv_head, base);
+    int slab = load_slab_of(a, kind * a.kv.n_kv_heads + p.kv_head, base);
 
     if (S::RAW)
         load_boxes<S>(map, a, sh->raw[kind][stage], full, p.kv_len - base, page, slab);
@@ -211,7 +212,7 @@ static __device__ __forceinline__ void load_block(chunk_shared<S> *sh, const CUt
 
 /* Values from position kv_len on, and those before a window, may be anything, perhaps NaN, and NaN
  * times 0 is NaN: they are zeroed before the consumers get the block. Rows first .. last - 1. */
-template <class S> static __device__ void zero_rows(unsigned char *v, int first, int last)
+template <class S> static __device__ void load_zero_rows(unsigned char *v, int first, int last)
 {
     int lane = threadIdx.x % 32;
 
@@ -243,7 +244,7 @@ static __device__ void load_queries(chunk_shared<S> *sh, const CUtensorMap *map,
 
 /* The next item after a CTA's first one: lane 0 draws, and the last draw of a launch resets the
  * counter. */
-static __device__ __forceinline__ int draw_item(const chunk_args &a, int n_items)
+static __device__ __forceinline__ int load_draw_item(const chunk_args &a, int n_items)
 {
     int drawn = 0;
 
@@ -268,17 +269,17 @@ static __device__ void load_keys(chunk_shared<S> *sh, const CUtensorMap *q_map,
 
 #pragma unroll 1
     for (int item = blockIdx.x; item < n_items; item = __shfl_sync(~0U, next, 0)) {
-        struct piece p = find_piece<S>(a, item);
-        int ahead = page_of<S>(a, p, p.last);
+        struct piece p = load_find_piece<S>(a, item);
+        int ahead = load_page_of<S>(a, p, p.last);
 
-        next = draw_item(a, n_items);
+        next = load_draw_item(a, n_items);
         if (threadIdx.x % 32 == 0)
             sh->pieces[q_empty ^ 1] = p;
 #pragma unroll 1
         for (int block = p.last; block >= p.first; block--, at.next()) {
             int page = ahead;
 
-            ahead = page_of<S>(a, p, block - 1);
+            ahead = load_page_of<S>(a, p, block - 1);
             barrier_wait(&empty[at.stage], at.parity);
             load_block<S>(sh, kv_map, a, p, KEYS, at.stage, &full[at.stage], block, page);
             if (block == p.last) {
@@ -297,13 +298,13 @@ static __device__ void load_keys(chunk_shared<S> *sh, const CUtensorMap *q_map,
 
 /* The next piece of work, for warps that need no queries; false: there is none. */
 template <class S>
-static __device__ __forceinline__ bool follow_piece(struct piece &p, chunk_shared<S> *sh,
-                                                    uint32_t &parity)
+static __device__ __forceinline__ bool load_follow_piece(struct piece &p, chunk_shared<S> *sh,
+                                                         uint32_t &parity)
 {
     barrier_wait(&sh->q_full, parity);
     p = sh->pieces[parity];
     parity ^= 1;
-    release(&sh->q_empty);
+    load_release(&sh->q_empty);
     return p.n_tokens > 0;
 }
 
@@ -317,8 +318,8 @@ static __device__ void load_values(chunk_shared<S> *sh, const CUtensorMap *map, 
     uint32_t parity = 0, zeroed = 0;
     struct piece p;
 
-    while (follow_piece<S>(p, sh, parity)) {
-        int ahead = page_of<S>(a, p, p.last);
+    while (load_follow_piece<S>(p, sh, parity)) {
+        int ahead = load_page_of<S>(a, p, p.last);
 
 #pragma unroll 1
         for (int block = p.last; block >= p.first; block--, at.next()) {
@@ -326,16 +327,16 @@ static __device__ void load_values(chunk_shared<S> *sh, const CUtensorMap *map, 
             int front = p.lowest - block * S::BLOCK;
             bool has_tail = !S::RAW && (left < S::BLOCK || front > 0);
 
-            ahead = page_of<S>(a, p, block - 1);
+            ahead = load_page_of<S>(a, p, block - 1);
             barrier_wait(&empty[at.stage], at.parity);
             load_block<S>(sh, map, a, p, VALUES, at.stage, has_tail ? &sh->zeroed : &full[at.stage],
                           block, page);
             if (has_tail) {
                 barrier_wait(&sh->zeroed, zeroed);
                 zeroed ^= 1;
-                zero_rows<S>(sh->block[VALUES][at.stage], left, S::BLOCK);
-                zero_rows<S>(sh->block[VALUES][at.stage], 0, front);
-                release(&full[at.stage]);
+                load_zero_rows<S>(sh->block[VALUES][at.stage], left, S::BLOCK);
+                load_zero_rows<S>(sh->block[VALUES][at.stage], 0, front);
+                load_release(&full[at.stage]);
             }
         }
     }
@@ -346,8 +347,8 @@ static __device__ void load_values(chunk_shared<S> *sh, const CUtensorMap *map, 
 /* Store 32 converted bytes of a row, the first and the last half, to the slabs of their columns:
  * piece c of row r. */
 template <class S>
-static __device__ __forceinline__ void put_piece(unsigned char *to, int r, int c, uint4 low,
-                                                 uint4 high)
+static __device__ __forceinline__ void load_put_piece(unsigned char *to, int r, int c, uint4 low,
+                                                      uint4 high)
 {
     int at = c % 4 * 2;
     unsigned char *row = to + r / 8 * S::ROWS_APART + c / 4 * S::COLUMNS_APART + r % 8 * 128;
@@ -357,21 +358,22 @@ static __device__ __forceinline__ void put_piece(unsigned char *to, int r, int c
     *(uint4 *)(row + ((at + !swap) ^ r % 8) * 16) = swap ? low : high;
 }
 
-/* Zero rows 0 .. front - 1, each by the thread that widen_block() has written it with. */
-template <class S> static __device__ __forceinline__ void blank_front(unsigned char *to, int front)
+/* Zero rows 0 .. front - 1, each by the thread that load_widen_block() has written it with. */
+template <class S>
+static __device__ __forceinline__ void load_blank_front(unsigned char *to, int front)
 {
     constexpr int PIECES = S::HD / 16;
     uint4 zeros = make_uint4(0, 0, 0, 0);
 
 #pragma unroll 1
     for (int i = threadIdx.x % 64; i < front * PIECES; i += 64)
-        put_piece<S>(to, i / PIECES, i % PIECES, zeros, zeros);
+        load_put_piece<S>(to, i / PIECES, i % PIECES, zeros, zeros);
 }
 
 /* Convert e4m3 [BLOCK][HD] to float16 in slabs, with zeros from row left on; by two warps. */
 template <class S>
-static __device__ __forceinline__ void widen_block(unsigned char *to, const unsigned char *raw,
-                                                   int left)
+static __device__ __forceinline__ void load_widen_block(unsigned char *to, const unsigned char *raw,
+                                                        int left)
 {
     constexpr int PIECES = S::HD / 16; /* of 16 bytes per row */
 
@@ -381,12 +383,12 @@ static __device__ __forceinline__ void widen_block(unsigned char *to, const unsi
         uint4 x = row < left ? *(const uint4 *)(raw + i * 16) : make_uint4(0, 0, 0, 0);
         uint4 low = half_eight(make_uint2(x.x, x.y)), high = half_eight(make_uint2(x.z, x.w));
 
-        put_piece<S>(to, row, column, low, high);
+        load_put_piece<S>(to, row, column, low, high);
     }
 }
 
 /* Warpgroup 3, only for e4m3: two warps convert keys, two values. */
-template <class S> static __device__ void convert(chunk_shared<S> *sh)
+template <class S> static __device__ void load_convert(chunk_shared<S> *sh)
 {
     int kind = threadIdx.x / 64 % 2;
     ring<S::RAW_STAGES> from = {0, 0};
@@ -394,18 +396,18 @@ template <class S> static __device__ void convert(chunk_shared<S> *sh)
     uint32_t parity = 0;
     struct piece p;
 
-    while (follow_piece<S>(p, sh, parity)) {
+    while (load_follow_piece<S>(p, sh, parity)) {
 #pragma unroll 1
         for (int block = p.last; block >= p.first; block--) {
             barrier_wait(&sh->raw_full[kind][from.stage], from.parity);
             barrier_wait(&sh->empty[kind][to.stage], to.parity);
-            widen_block<S>(sh->block[kind][to.stage], sh->raw[kind][from.stage],
-                           p.kv_len - block * S::BLOCK);
+            load_widen_block<S>(sh->block[kind][to.stage], sh->raw[kind][from.stage],
+                                p.kv_len - block * S::BLOCK);
             if (p.lowest > block * S::BLOCK)
-                blank_front<S>(sh->block[kind][to.stage], p.lowest - block * S::BLOCK);
+                load_blank_front<S>(sh->block[kind][to.stage], p.lowest - block * S::BLOCK);
             fence_async();
-            release(&sh->full[kind][to.stage]);
-            release(&sh->raw_empty[kind][from.stage]);
+            load_release(&sh->full[kind][to.stage]);
+            load_release(&sh->raw_empty[kind][from.stage]);
             from.next();
             to.next();
         }

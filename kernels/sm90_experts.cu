@@ -59,13 +59,13 @@ template <int FORMAT> struct many_depth {
 };
 
 /* A stage of w: 128 rows of 128 bytes, or as many strips of MXFP4 as have these rows. */
-template <int FORMAT> static __device__ __host__ constexpr int w_bytes(void)
+template <int FORMAT> static __device__ __host__ constexpr int many_w_bytes(void)
 {
     return FORMAT == EXPERTS_MXFP4 ? STRIPS * K_MXFP4_RECORD : ROWS * 128;
 }
 
 template <int FORMAT> struct many_shared {
-    char w[many_depth<FORMAT>::W][w_bytes<FORMAT>()];
+    char w[many_depth<FORMAT>::W][many_w_bytes<FORMAT>()];
     __align__(1024) char x[many_depth<FORMAT>::X][X_BYTES];
     char out[2][CHUNK * OUT_PITCH];
     uint64_t w_full[4], w_empty[4], x_full[5], x_empty[5];
@@ -99,8 +99,8 @@ static __device__ inline many_tile many_tile_of(const many_args &a, int tile)
 
 /* Load elements at .. at + 63 of the rows of x of a tile, as many as there are. What other places
  * hold only reaches sums that are not used. */
-static __device__ inline void load_rows(char *to, const CUtensorMap *map, const many_tile &t,
-                                        int at, uint64_t *full)
+static __device__ inline void many_load_rows(char *to, const CUtensorMap *map, const many_tile &t,
+                                             int at, uint64_t *full)
 {
     int n = (t.n + X_ROWS - 1) / X_ROWS;
 
@@ -111,8 +111,8 @@ static __device__ inline void load_rows(char *to, const CUtensorMap *map, const 
 
 /* Load a record of each strip of a tile that there is. Rows of the others are computed from the
  * stage's old content, and not written. */
-static __device__ inline void load_strips(char *to, const many_args &a, const many_tile &t,
-                                          int record, uint64_t *full)
+static __device__ inline void many_load_strips(char *to, const many_args &a, const many_tile &t,
+                                               int record, uint64_t *full)
 {
     int n_records = k_mxfp4_records(a.p.n_in);
     int n_strips = k_mxfp4_strips(a.p.rows), first = t.part * STRIPS;
@@ -129,8 +129,8 @@ static __device__ inline void load_strips(char *to, const many_args &a, const ma
 
 /* By one lane: all tiles of this block. */
 template <int FORMAT>
-static __device__ inline void produce(many_shared<FORMAT> &s, const CUtensorMap *w_map,
-                                      const CUtensorMap *x_map, const many_args &a, int n_all)
+static __device__ inline void many_produce(many_shared<FORMAT> &s, const CUtensorMap *w_map,
+                                           const CUtensorMap *x_map, const many_args &a, int n_all)
 {
     const int STEPS = many_depth<FORMAT>::STEPS, elems = FORMAT == EXPERTS_PLAIN ? 64 : 128;
     ring<many_depth<FORMAT>::W> w = {0, 1};
@@ -143,16 +143,16 @@ static __device__ inline void produce(many_shared<FORMAT> &s, const CUtensorMap 
             if (step % STEPS == 0) {
                 barrier_wait(&s.w_empty[w.stage], w.parity);
                 if constexpr (FORMAT == EXPERTS_MXFP4) {
-                    load_strips(s.w[w.stage], a, t, step / STEPS, &s.w_full[w.stage]);
+                    many_load_strips(s.w[w.stage], a, t, step / STEPS, &s.w_full[w.stage]);
                 } else {
-                    barrier_expect(&s.w_full[w.stage], w_bytes<FORMAT>());
+                    barrier_expect(&s.w_full[w.stage], many_w_bytes<FORMAT>());
                     tensor_load_5d(s.w[w.stage], w_map, &s.w_full[w.stage], step / STEPS * elems,
                                    t.part * (a.p.is_gated ? ROWS / 16 : ROWS / 8), t.expert);
                 }
                 w.next();
             }
             barrier_wait(&s.x_empty[x.stage], x.parity);
-            load_rows(s.x[x.stage], x_map, t, step * SLAB, &s.x_full[x.stage]);
+            many_load_rows(s.x[x.stage], x_map, t, step * SLAB, &s.x_full[x.stage]);
             x.next();
         }
     }
@@ -161,7 +161,7 @@ static __device__ inline void produce(many_shared<FORMAT> &s, const CUtensorMap 
 /* --- the consumers' mainloop ------------------------------------------------------------------ */
 
 /* The operand of a slab of x: its second part begins 128 rows further on. */
-static __device__ __forceinline__ uint64_t x_operand(const char *x, int part, int k)
+static __device__ __forceinline__ uint64_t many_x_operand(const char *x, int part, int k)
 {
     return operand(x + part * 128 * 128 + k * 32, 1024, 0);
 }
@@ -171,7 +171,7 @@ template <int FORMAT> struct many_rings {
     ring<many_depth<FORMAT>::X> x;
 };
 
-template <int PARTS> static __device__ __forceinline__ void clear(float (&acc)[2][64])
+template <int PARTS> static __device__ __forceinline__ void many_clear(float (&acc)[2][64])
 {
 #pragma unroll
     for (int i = 0; i < PARTS * 64; i++)
@@ -181,14 +181,14 @@ template <int PARTS> static __device__ __forceinline__ void clear(float (&acc)[2
 /* acc [PARTS] = 64 rows of w of this warpgroup x 128 routes, of bfloat16. A stage is given back
  * when the products of the next one have been issued and its own have ended. */
 template <int PARTS>
-static __device__ __forceinline__ void multiply_plain(float (&acc)[2][64],
-                                                      many_shared<EXPERTS_PLAIN> &s,
-                                                      many_rings<EXPERTS_PLAIN> &r, int group,
-                                                      int n_steps)
+static __device__ __forceinline__ void many_multiply_plain(float (&acc)[2][64],
+                                                           many_shared<EXPERTS_PLAIN> &s,
+                                                           many_rings<EXPERTS_PLAIN> &r, int group,
+                                                           int n_steps)
 {
     many_rings<EXPERTS_PLAIN> before = r;
 
-    clear<PARTS>(acc);
+    many_clear<PARTS>(acc);
     for (int step = 0; step < n_steps; step++) {
         const char *w = s.w[r.w.stage] + group * 64 * 128, *x = s.x[r.x.stage];
 
@@ -198,8 +198,8 @@ static __device__ __forceinline__ void multiply_plain(float (&acc)[2][64],
         warpgroup_begin();
 #pragma unroll
         for (int i = 0; i < PARTS * 4; i++)
-            multiply_rows(acc[i / 4], operand(w + i % 4 * 32, 1024, 0), x_operand(x, i / 4, i % 4),
-                          1);
+            multiply_rows(acc[i / 4], operand(w + i % 4 * 32, 1024, 0),
+                          many_x_operand(x, i / 4, i % 4), 1);
         warpgroup_commit();
         warpgroup_wait<1>();
         if (step > 0 && leads()) {
@@ -219,7 +219,7 @@ static __device__ __forceinline__ void multiply_plain(float (&acc)[2][64],
 }
 
 /* Two of e4m3, times a scale, as bfloat16. */
-static __device__ inline uint32_t scaled_two(uint32_t two, float scale)
+static __device__ inline uint32_t many_scaled_two(uint32_t two, float scale)
 {
     uint32_t halves = half_two(two);
     float2 f = __half22float2(*(__half2 *)&halves);
@@ -229,7 +229,8 @@ static __device__ inline uint32_t scaled_two(uint32_t two, float scale)
 
 /* Load 64 elements of MXFP4 of a warp's 16 rows, as the first operand of four products; record:
  * the warp's in the stage; part: which half of it. */
-static __device__ __forceinline__ void load_mxfp4(uint32_t (&a)[4][4], const char *record, int part)
+static __device__ __forceinline__ void many_load_mxfp4(uint32_t (&a)[4][4], const char *record,
+                                                       int part)
 {
     const uint4 codes = mxfp4_codes(record, part);
     const uint32_t word[4] = {codes.x, codes.y, codes.z, codes.w};
@@ -246,8 +247,8 @@ static __device__ __forceinline__ void load_mxfp4(uint32_t (&a)[4][4], const cha
 /* The same of e4m3. at: this lane's address in the stage, of half a row. scales: of rows g and
  * g + 8. */
 template <int FORMAT>
-static __device__ __forceinline__ void load_operands(uint32_t (&a)[4][4], uint32_t at,
-                                                     float2 scales)
+static __device__ __forceinline__ void many_load_operands(uint32_t (&a)[4][4], uint32_t at,
+                                                          float2 scales)
 {
     uint32_t raw[2][4];
 
@@ -262,10 +263,10 @@ static __device__ __forceinline__ void load_operands(uint32_t (&a)[4][4], uint32
         uint32_t low = raw[k / 2][k % 2 * 2], high = raw[k / 2][k % 2 * 2 + 1];
 
         if (FORMAT == EXPERTS_IN_BLOCKS) {
-            a[k][0] = scaled_two(low, scales.x);
-            a[k][1] = scaled_two(high, scales.y);
-            a[k][2] = scaled_two(low >> 16, scales.x);
-            a[k][3] = scaled_two(high >> 16, scales.y);
+            a[k][0] = many_scaled_two(low, scales.x);
+            a[k][1] = many_scaled_two(high, scales.y);
+            a[k][2] = many_scaled_two(low >> 16, scales.x);
+            a[k][3] = many_scaled_two(high >> 16, scales.y);
         } else {
             a[k][0] = widen_two(low);
             a[k][1] = widen_two(high);
@@ -277,14 +278,14 @@ static __device__ __forceinline__ void load_operands(uint32_t (&a)[4][4], uint32
 
 /* Issue the products of a slab. */
 template <int PARTS>
-static __device__ __forceinline__ void issue_slab(float (&acc)[2][64], uint32_t (&a)[4][4],
-                                                  const char *x)
+static __device__ __forceinline__ void many_issue_slab(float (&acc)[2][64], uint32_t (&a)[4][4],
+                                                       const char *x)
 {
     keep(a), keep(acc[0]), keep(acc[PARTS - 1]);
     warpgroup_begin();
 #pragma unroll
     for (int i = 0; i < PARTS * 4; i++)
-        multiply_rows(acc[i / 4], a[i % 4], x_operand(x, i / 4, i % 4), 1);
+        multiply_rows(acc[i / 4], a[i % 4], many_x_operand(x, i / 4, i % 4), 1);
     warpgroup_commit();
 }
 
@@ -303,7 +304,7 @@ static __device__ inline int many_row(const many_args &a, const many_tile &t, in
            (row < 8 ? 0 : a.p.n_out);
 }
 
-template <int FORMAT> static __device__ inline float2 scales_at(const many_scales &s, int step)
+template <int FORMAT> static __device__ inline float2 many_scales_at(const many_scales &s, int step)
 {
     if (FORMAT != EXPERTS_IN_BLOCKS)
         return make_float2(1.0f, 1.0f);
@@ -312,33 +313,35 @@ template <int FORMAT> static __device__ inline float2 scales_at(const many_scale
 
 /* The operands of a step from its stage of w. */
 template <int FORMAT>
-static __device__ __forceinline__ void load_step(uint32_t (&a)[4][4], const char *stage, int group,
-                                                 uint32_t at, float2 scales, int odd)
+static __device__ __forceinline__ void many_load_step(uint32_t (&a)[4][4], const char *stage,
+                                                      int group, uint32_t at, float2 scales,
+                                                      int odd)
 {
     if constexpr (FORMAT == EXPERTS_MXFP4)
-        load_mxfp4(a, stage + (group * 4 + threadIdx.x % 128 / 32) * K_MXFP4_RECORD, odd);
+        many_load_mxfp4(a, stage + (group * 4 + threadIdx.x % 128 / 32) * K_MXFP4_RECORD, odd);
     else
-        load_operands<FORMAT>(a, (shared_addr(stage) + at) ^ odd * 64, scales);
+        many_load_operands<FORMAT>(a, (shared_addr(stage) + at) ^ odd * 64, scales);
 }
 
-/* As multiply_plain(), of elements that become bfloat16: while the products of a slab run, the next
- * one is converted. A stage of w has two slabs, and is given back when the second is in
+/* As many_multiply_plain(), of elements that become bfloat16: while the products of a slab run,
+ * the next one is converted. A stage of w has two slabs, and is given back when the second is in
  * registers. */
 template <int FORMAT, int PARTS>
-static __device__ __forceinline__ void multiply_widened(float (&acc)[2][64], many_shared<FORMAT> &s,
-                                                        many_rings<FORMAT> &r, int group,
-                                                        const many_scales &scales, int n_steps)
+static __device__ __forceinline__ void many_multiply_widened(float (&acc)[2][64],
+                                                             many_shared<FORMAT> &s,
+                                                             many_rings<FORMAT> &r, int group,
+                                                             const many_scales &scales, int n_steps)
 {
     int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
     uint32_t at = (uint32_t)((group * 64 + warp * 16 + lane / 8 % 2 * 8 + lane % 8) * 128 +
                              (lane / 16 ^ lane % 8) * 16);
     uint32_t a[2][4][4];
     ring<many_depth<FORMAT>::X> before = r.x;
-    float2 next = scales_at<FORMAT>(scales, 0);
+    float2 next = many_scales_at<FORMAT>(scales, 0);
 
-    clear<PARTS>(acc);
+    many_clear<PARTS>(acc);
     barrier_wait(&s.w_full[r.w.stage], r.w.parity);
-    load_step<FORMAT>(a[0], s.w[r.w.stage], group, at, next, 0);
+    many_load_step<FORMAT>(a[0], s.w[r.w.stage], group, at, next, 0);
     for (int step = 0; step < n_steps; step += 2) {
 #pragma unroll
         for (int odd = 0; odd < 2; odd++) {
@@ -348,9 +351,9 @@ static __device__ __forceinline__ void multiply_widened(float (&acc)[2][64], man
             if (own >= n_steps)
                 break;
             if (more)
-                next = scales_at<FORMAT>(scales, own + 1);
+                next = many_scales_at<FORMAT>(scales, own + 1);
             barrier_wait(&s.x_full[r.x.stage], r.x.parity);
-            issue_slab<PARTS>(acc, a[odd], s.x[r.x.stage]);
+            many_issue_slab<PARTS>(acc, a[odd], s.x[r.x.stage]);
             warpgroup_wait<1>();
             if (own > 0 && leads())
                 barrier_arrive(&s.x_empty[before.stage]);
@@ -365,7 +368,7 @@ static __device__ __forceinline__ void multiply_widened(float (&acc)[2][64], man
             if (more) {
                 if (odd == 1)
                     barrier_wait(&s.w_full[r.w.stage], r.w.parity);
-                load_step<FORMAT>(a[odd ^ 1], s.w[r.w.stage], group, at, next, odd ^ 1);
+                many_load_step<FORMAT>(a[odd ^ 1], s.w[r.w.stage], group, at, next, odd ^ 1);
             }
         }
     }
@@ -376,14 +379,15 @@ static __device__ __forceinline__ void multiply_widened(float (&acc)[2][64], man
 }
 
 template <int FORMAT, int PARTS>
-static __device__ __forceinline__ void multiply_all(float (&acc)[2][64], many_shared<FORMAT> &s,
-                                                    many_rings<FORMAT> &r, int group,
-                                                    const many_scales &scales, int n_steps)
+static __device__ __forceinline__ void many_multiply_all(float (&acc)[2][64],
+                                                         many_shared<FORMAT> &s,
+                                                         many_rings<FORMAT> &r, int group,
+                                                         const many_scales &scales, int n_steps)
 {
     if constexpr (FORMAT == EXPERTS_PLAIN)
-        multiply_plain<PARTS>(acc, s, r, group, n_steps);
+        many_multiply_plain<PARTS>(acc, s, r, group, n_steps);
     else
-        multiply_widened<FORMAT, PARTS>(acc, s, r, group, scales, n_steps);
+        many_multiply_widened<FORMAT, PARTS>(acc, s, r, group, scales, n_steps);
 }
 
 /* --- the end ---------------------------------------------------------------------------------- */
@@ -409,7 +413,7 @@ static __device__ inline many_ends many_ends_of(const many_args &a, int low, int
 
 /* Four 8 x 8 matrices of bfloat16 to shared memory, transposed; lane l gives the address of row
  * l % 8 of matrix l / 8. */
-static __device__ inline void store_turned(uint32_t at, const uint32_t (&m)[4])
+static __device__ inline void many_store_turned(uint32_t at, const uint32_t (&m)[4])
 {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at),
                  "r"(m[0]), "r"(m[1]), "r"(m[2]), "r"(m[3])
@@ -418,8 +422,8 @@ static __device__ inline void store_turned(uint32_t at, const uint32_t (&m)[4])
 
 /* Outputs of 16 routes, from 8 floats of each lane: of a gated product one matrix of 8 outputs for
  * each 8 routes, else two. */
-static __device__ inline uint32_t pack_rows(const many_args &a, const many_ends &e, float y0,
-                                            float y1, float z0, float z1, bool high)
+static __device__ inline uint32_t many_pack_rows(const many_args &a, const many_ends &e, float y0,
+                                                 float y1, float z0, float z1, bool high)
 {
     y0 = y0 * e.scale.x + e.bias.x, y1 = y1 * e.scale.x + e.bias.x;
     z0 = z0 * e.scale.y + e.bias.y, z1 = z1 * e.scale.y + e.bias.y;
@@ -429,8 +433,8 @@ static __device__ inline uint32_t pack_rows(const many_args &a, const many_ends 
 }
 
 /* Put the outputs of CHUNK routes into shared memory [CHUNK][OUT_PITCH bytes]; c: their sums. */
-static __device__ inline void stage_chunk(char *out, const many_args &a, const many_ends &e,
-                                          const float *c, int warp)
+static __device__ inline void many_stage_chunk(char *out, const many_args &a, const many_ends &e,
+                                               const float *c, int warp)
 {
     int lane = threadIdx.x % 32, row = lane % 8, matrix = lane / 8;
 
@@ -443,9 +447,10 @@ static __device__ inline void stage_chunk(char *out, const many_args &a, const m
             for (int i = 0; i < 4; i++) {
                 const float *f = c + (j + i) * 4;
 
-                m[i] = pack_rows(a, e, f[0], f[1], f[2], f[3], false);
+                m[i] = many_pack_rows(a, e, f[0], f[1], f[2], f[3], false);
             }
-            store_turned(shared_addr(out + ((j + matrix) * 8 + row) * OUT_PITCH + warp * 16), m);
+            many_store_turned(shared_addr(out + ((j + matrix) * 8 + row) * OUT_PITCH + warp * 16),
+                              m);
         }
         return;
     }
@@ -457,17 +462,17 @@ static __device__ inline void stage_chunk(char *out, const many_args &a, const m
         for (int i = 0; i < 4; i++) {
             const float *f = c + (j + i / 2) * 4;
 
-            m[i] = pack_rows(a, e, f[0], f[1], f[2], f[3], i % 2 == 1);
+            m[i] = many_pack_rows(a, e, f[0], f[1], f[2], f[3], i % 2 == 1);
         }
-        store_turned(shared_addr(out + ((j + matrix / 2) * 8 + row) * OUT_PITCH + warp * 32 +
-                                 matrix % 2 * 16),
-                     m);
+        many_store_turned(shared_addr(out + ((j + matrix / 2) * 8 + row) * OUT_PITCH + warp * 32 +
+                                      matrix % 2 * 16),
+                          m);
     }
 }
 
 /* 16 bytes of a row of outputs: ORDER_HALF has pairs 0, 2, 4, 6 of 16 elements first, and
  * ORDER_OF_LANES pairs 0, 4, 8, 12 of 32. */
-static __device__ inline uint4 staged(const char *row, int chunk, enum experts_order order)
+static __device__ inline uint4 many_staged(const char *row, int chunk, enum experts_order order)
 {
     const uint32_t *pair = (const uint32_t *)row;
 
@@ -482,8 +487,8 @@ static __device__ inline uint4 staged(const char *row, int chunk, enum experts_o
 }
 
 /* Copy the chunk to memory: n routes, from place `first` on; outputs from `at` on. */
-static __device__ inline void write_chunk(const char *out, const many_args &a, int first, int n,
-                                          int at)
+static __device__ inline void many_write_chunk(const char *out, const many_args &a, int first,
+                                               int n, int at)
 {
     int n_chunks = a.p.is_gated ? 4 : 8, own = threadIdx.x % 128;
 
@@ -492,13 +497,14 @@ static __device__ inline void write_chunk(const char *out, const many_args &a, i
 
         if (route < n && at + chunk * 8 < a.p.n_out)
             *(uint4 *)(a.p.out + (size_t)(first + route) * a.p.n_out + at + chunk * 8) =
-                staged(out + route * OUT_PITCH, chunk, a.order);
+                many_staged(out + route * OUT_PITCH, chunk, a.order);
     }
 }
 
-static __device__ __forceinline__ void finish_tile(char *out, const many_args &a,
-                                                   const many_tile &t, const many_ends &e,
-                                                   const float (&acc)[2][64], int group, int warp)
+static __device__ __forceinline__ void many_finish_tile(char *out, const many_args &a,
+                                                        const many_tile &t, const many_ends &e,
+                                                        const float (&acc)[2][64], int group,
+                                                        int warp)
 {
     int at = t.part * (a.p.is_gated ? ROWS / 2 : ROWS) + group * (a.p.is_gated ? 32 : 64);
 
@@ -506,16 +512,16 @@ static __device__ __forceinline__ void finish_tile(char *out, const many_args &a
     for (int i = 0; i < ROUTES / CHUNK; i++) {
         if (i * CHUNK >= t.n)
             break;
-        stage_chunk(out, a, e, acc[i / 2] + i % 2 * 32, warp);
+        many_stage_chunk(out, a, e, acc[i / 2] + i % 2 * 32, warp);
         named_sync(1 + group, 128);
-        write_chunk(out, a, t.first + i * CHUNK, t.n - i * CHUNK, at);
+        many_write_chunk(out, a, t.first + i * CHUNK, t.n - i * CHUNK, at);
         named_sync(1 + group, 128);
     }
 }
 
 template <int FORMAT>
-static __device__ __forceinline__ void consume(many_shared<FORMAT> &s, const many_args &a,
-                                               int n_all)
+static __device__ __forceinline__ void many_consume(many_shared<FORMAT> &s, const many_args &a,
+                                                    int n_all)
 {
     int group = (int)threadIdx.x / 128 - 1, warp = threadIdx.x % 128 / 32, g = threadIdx.x % 32 / 4;
     many_rings<FORMAT> r = {{0, 0}, {0, 0}};
@@ -538,10 +544,10 @@ static __device__ __forceinline__ void consume(many_shared<FORMAT> &s, const man
         if (tile + (int)gridDim.x < n_all) /* looked up while this one is multiplied */
             next = many_tile_of(a, tile + gridDim.x);
         if (t.n > ROUTES / 2)
-            multiply_all<FORMAT, 2>(acc, s, r, group, scales, a.n_steps);
+            many_multiply_all<FORMAT, 2>(acc, s, r, group, scales, a.n_steps);
         else
-            multiply_all<FORMAT, 1>(acc, s, r, group, scales, a.n_steps);
-        finish_tile(s.out[group], a, t, ends, acc, group, warp);
+            many_multiply_all<FORMAT, 1>(acc, s, r, group, scales, a.n_steps);
+        many_finish_tile(s.out[group], a, t, ends, acc, group, warp);
     }
 }
 
@@ -572,15 +578,15 @@ static __global__ void __launch_bounds__(THREADS, 1)
     if (threadIdx.x < 128) {
         registers_give<56>();
         if (threadIdx.x == 0)
-            produce<FORMAT>(s, &w_map, &x_map, a, n_all);
+            many_produce<FORMAT>(s, &w_map, &x_map, a, n_all);
     } else {
         registers_take<224>();
-        consume<FORMAT>(s, a, n_all);
+        many_consume<FORMAT>(s, a, n_all);
     }
 }
 
 /* Copy 32 elements in another order. */
-template <int ORDER> static __device__ inline void copy_run(uint4 *to, const uint4 *from)
+template <int ORDER> static __device__ inline void many_copy_run(uint4 *to, const uint4 *from)
 {
     uint4 a = from[0], b = from[1], c = from[2], d = from[3];
 
@@ -611,7 +617,7 @@ static __global__ void __launch_bounds__(128)
         for (int i = threadIdx.x; i < dim / 8 && ORDER == ORDER_PLAIN; i += 128)
             to[i] = from[i];
         for (int i = threadIdx.x; i < dim / 32 && ORDER != ORDER_PLAIN; i += 128)
-            copy_run<ORDER>(to + 4 * i, from + 4 * i);
+            many_copy_run<ORDER>(to + 4 * i, from + 4 * i);
         if (ORDER == ORDER_HALF && dim % 32 != 0 && threadIdx.x == 0) {
             uint4 a = from[dim / 8 - 2], b = from[dim / 8 - 1]; /* the last 16 */
 
@@ -624,7 +630,7 @@ static __global__ void __launch_bounds__(128)
 /* --- launching -------------------------------------------------------------------------------- */
 
 /* Map the matrix as [experts][eights of rows][parts][8 rows][n_in]: gates and ups are two parts. */
-static int encode_map(CUtensorMap *map, const struct experts_product *p, bool is_bytes)
+static int many_encode_map(CUtensorMap *map, const struct experts_product *p, bool is_bytes)
 {
     cuuint64_t row_bytes = (cuuint64_t)p->n_in * (is_bytes ? 1 : 2);
     cuuint64_t sizes[5] = {(cuuint64_t)p->n_in, 8, p->is_gated ? 2U : 1U, (cuuint64_t)p->n_out / 8,
@@ -638,7 +644,7 @@ static int encode_map(CUtensorMap *map, const struct experts_product *p, bool is
 }
 
 /* Map x as [1][routes][n_in]. */
-static int encode_rows(CUtensorMap *map, const struct experts_product *p)
+static int many_encode_rows(CUtensorMap *map, const struct experts_product *p)
 {
     cuuint64_t row_bytes = (cuuint64_t)p->n_in * 2;
     cuuint64_t n = (cuuint64_t)p->n_tokens * (cuuint64_t)p->n_used;
@@ -649,8 +655,8 @@ static int encode_rows(CUtensorMap *map, const struct experts_product *p)
 }
 
 template <int FORMAT>
-static int launch(const struct experts_product *p, enum experts_order order, int n_sms,
-                  k_stream stream)
+static int many_launch(const struct experts_product *p, enum experts_order order, int n_sms,
+                       k_stream stream)
 {
     const size_t bytes = sizeof(many_shared<FORMAT>);
     int rows = p->is_gated ? ROWS / 2 : ROWS;
@@ -658,8 +664,8 @@ static int launch(const struct experts_product *p, enum experts_order order, int
     CUtensorMap w_map = {}, x_map;
 
     static_assert(sizeof(many_shared<FORMAT>) <= 227 * 1024, "shared memory");
-    if ((FORMAT != EXPERTS_MXFP4 && encode_map(&w_map, p, FORMAT != EXPERTS_PLAIN) != 0) ||
-        encode_rows(&x_map, p) != 0 ||
+    if ((FORMAT != EXPERTS_MXFP4 && many_encode_map(&w_map, p, FORMAT != EXPERTS_PLAIN) != 0) ||
+        many_encode_rows(&x_map, p) != 0 ||
         cudaFuncSetAttribute(many_kernel<FORMAT>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              (int)bytes) != cudaSuccess)
         return -1;
@@ -682,10 +688,10 @@ int experts_many(const struct experts_product *p, enum experts_format format,
                  enum experts_order out, int n_sms, k_stream stream)
 {
     switch (format) {
-    case EXPERTS_PLAIN: return launch<EXPERTS_PLAIN>(p, out, n_sms, stream);
-    case EXPERTS_BY_ROW: return launch<EXPERTS_BY_ROW>(p, out, n_sms, stream);
-    case EXPERTS_IN_BLOCKS: return launch<EXPERTS_IN_BLOCKS>(p, out, n_sms, stream);
-    case EXPERTS_MXFP4: return launch<EXPERTS_MXFP4>(p, out, n_sms, stream);
+    case EXPERTS_PLAIN: return many_launch<EXPERTS_PLAIN>(p, out, n_sms, stream);
+    case EXPERTS_BY_ROW: return many_launch<EXPERTS_BY_ROW>(p, out, n_sms, stream);
+    case EXPERTS_IN_BLOCKS: return many_launch<EXPERTS_IN_BLOCKS>(p, out, n_sms, stream);
+    case EXPERTS_MXFP4: return many_launch<EXPERTS_MXFP4>(p, out, n_sms, stream);
     }
     return -1;
 }

@@ -49,8 +49,8 @@
 /* --- the producer ----------------------------------------------------------------------------- */
 
 /* Copy slabs of rows of w. Weights are read once per step: evict first. */
-static __device__ inline void copy_w(void *to, const CUtensorMap *map, int row, int slab,
-                                     bool by_eight, uint64_t *bar)
+static __device__ inline void wide_copy_w(void *to, const CUtensorMap *map, int row, int slab,
+                                          bool by_eight, uint64_t *bar)
 {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
                  ".L2::cache_hint [%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(shared_addr(to)),
@@ -73,7 +73,7 @@ struct barriers {
 /* The row of w where block b of a tile begins. TAILS: the tile may be one of the lower ones at the
  * end. */
 template <int MB, bool TAILS>
-static __device__ inline int block_row(int tile, int b, const product_cut &c)
+static __device__ inline int wide_block_row(int tile, int b, const product_cut &c)
 {
     const int half = MB / 2;
 
@@ -86,9 +86,9 @@ static __device__ inline int block_row(int tile, int b, const product_cut &c)
 }
 
 /* Load the next stage of x. */
-static __device__ inline void load_x(char *shared, const barriers &bars, const CUtensorMap *map,
-                                     ring_step &x, ring_stage &to, const work &k,
-                                     const product_cut &c)
+static __device__ inline void wide_load_x(char *shared, const barriers &bars,
+                                          const CUtensorMap *map, ring_step &x, ring_stage &to,
+                                          const work &k, const product_cut &c)
 {
     barrier_wait(&bars.x_empty[to.at], to.parity);
     barrier_expect(&bars.x_full[to.at], c.x_copied);
@@ -99,7 +99,7 @@ static __device__ inline void load_x(char *shared, const barriers &bars, const C
 }
 
 /* Wait for the previous launch, and let the next one begin. */
-static __device__ inline void let_next_begin(void)
+static __device__ inline void wide_let_next_begin(void)
 {
     asm volatile("griddepcontrol.wait;" ::: "memory");
     asm volatile("griddepcontrol.launch_dependents;");
@@ -109,9 +109,9 @@ static __device__ inline void let_next_begin(void)
  * Each warp does some of the stages, because an initialisation takes 30 cycles and a copy 100, and
  * nothing is read until then. */
 template <int MB, bool CODES>
-static __device__ inline void begin_stages(char *shared, const barriers &bars,
-                                           const CUtensorMap *map, const work &k,
-                                           const wide_args &a, int warp)
+static __device__ inline void wide_begin_stages(char *shared, const barriers &bars,
+                                                const CUtensorMap *map, const work &k,
+                                                const wide_args &a, int warp)
 {
     const product_cut &cut = a.c;
 
@@ -126,14 +126,14 @@ static __device__ inline void begin_stages(char *shared, const barriers &bars,
         if (leads()) {
             if (i < cut.first_stages) {
                 if (CODES) {
-                    load_strips(shared + i * cut.stage_bytes, a.codes,
-                                block_row<MB, false>(k.tile, i % MB, cut),
-                                k.first + i / MB * cut.box, cut, &bars.full[i]);
+                    codes_load_strips(shared + i * cut.stage_bytes, a.codes,
+                                      wide_block_row<MB, false>(k.tile, i % MB, cut),
+                                      k.first + i / MB * cut.box, cut, &bars.full[i]);
                 } else {
                     barrier_expect(&bars.full[i], cut.stage_bytes);
-                    copy_w(shared + i * cut.stage_bytes, map,
-                           block_row<MB, false>(k.tile, i % MB, cut), k.first + i / MB * cut.box,
-                           cut.rows_by_eight, &bars.full[i]);
+                    wide_copy_w(shared + i * cut.stage_bytes, map,
+                                wide_block_row<MB, false>(k.tile, i % MB, cut),
+                                k.first + i / MB * cut.box, cut.rows_by_eight, &bars.full[i]);
                 }
             }
             barrier_init(&bars.empty[i], WORKERS / 32);
@@ -151,7 +151,7 @@ static __device__ inline void begin_stages(char *shared, const barriers &bars,
 }
 
 /* The fields of the cut that the producer's loop reads, in registers. */
-static __device__ inline product_cut steady_cut(const product_cut &of)
+static __device__ inline product_cut wide_steady_cut(const product_cut &of)
 {
     product_cut cut = of;
 
@@ -176,9 +176,10 @@ static __device__ inline product_cut steady_cut(const product_cut &of)
 /* By one lane: load all blocks of this CTA after the first stages, with a stage of x before each
  * step of w. Returns the stage that would be loaded next. */
 template <int MB, bool TAILS, bool CODES>
-static __device__ ring_stage load_all(char *shared, const barriers &bars, const CUtensorMap *w_map,
-                                      const CUtensorMap *tail_map, const CUtensorMap *x_map,
-                                      const work &k, const wide_codes &codes, const product_cut &c)
+static __device__ ring_stage wide_load_all(char *shared, const barriers &bars,
+                                           const CUtensorMap *w_map, const CUtensorMap *tail_map,
+                                           const CUtensorMap *x_map, const work &k,
+                                           const wide_codes &codes, const product_cut &c)
 {
     ring_step w = {k.tile, k.first}, x = w;
     ring_stage to = {0, 1}, x_to = {0, 1};
@@ -188,31 +189,32 @@ static __device__ ring_stage load_all(char *shared, const barriers &bars, const 
     ring_next(&to, c.first_stages, c.depth);
     for (int i = 0; i < w_steps; i++)
         ring_next_step(&w, k.first, k.last, c.box, c.n_groups);
-    let_next_begin();
+    wide_let_next_begin();
     for (int block = c.first_stages % MB; w.tile < c.n_tiles; block = 0, w_steps++) {
         for (; ring_x_is_due(x_steps, w_steps); x_steps++)
-            load_x(shared, bars, x_map, x, x_to, k, c);
+            wide_load_x(shared, bars, x_map, x, x_to, k, c);
         for (; block < MB; block++) {
             bool tail = TAILS && w.tile >= c.n_whole;
 
             barrier_wait(&bars.empty[to.at], to.parity);
             if (CODES) {
-                load_strips(shared + to.at * c.stage_bytes, codes,
-                            block_row<MB, TAILS>(w.tile, block, c), w.slab, c, &bars.full[to.at]);
+                codes_load_strips(shared + to.at * c.stage_bytes, codes,
+                                  wide_block_row<MB, TAILS>(w.tile, block, c), w.slab, c,
+                                  &bars.full[to.at]);
                 ring_next(&to, 1, c.depth);
                 continue;
             }
             barrier_expect(&bars.full[to.at],
                            tail ? c.stage_bytes / c.rows * c.tail_rows : c.stage_bytes);
-            copy_w(shared + to.at * c.stage_bytes, tail ? tail_map : w_map,
-                   block_row<MB, TAILS>(w.tile, block, c), w.slab, c.rows_by_eight,
-                   &bars.full[to.at]);
+            wide_copy_w(shared + to.at * c.stage_bytes, tail ? tail_map : w_map,
+                        wide_block_row<MB, TAILS>(w.tile, block, c), w.slab, c.rows_by_eight,
+                        &bars.full[to.at]);
             ring_next(&to, 1, c.depth);
         }
         ring_next_step(&w, k.first, k.last, c.box, c.n_groups);
     }
     while (x.tile < c.n_tiles)
-        load_x(shared, bars, x_map, x, x_to, k, c);
+        wide_load_x(shared, bars, x_map, x, x_to, k, c);
     return to;
 }
 
@@ -232,8 +234,8 @@ struct rings {
 #define EMPTY_AT (CUT_DEPTH_MAX * 8)
 
 /* The numbers of the mainloop are computed once, before anything waits. */
-static __device__ inline rings rings_of(const product_cut &c, const char *shared,
-                                        const barriers &bars, const work &k)
+static __device__ inline rings wide_rings_of(const product_cut &c, const char *shared,
+                                             const barriers &bars, const work &k)
 {
     int n = k.last - k.first, steps = (n + c.box - 1) / c.box;
     rings rings_now;
@@ -260,7 +262,7 @@ static __device__ inline rings rings_of(const product_cut &c, const char *shared
  * warpgroups have seen it full. Stages fill out of order, and a parity distinguishes only two
  * consecutive rounds: a warpgroup that is ahead would take a stage for full that the other one
  * still waits for, and a slower one would wait for a round that is over. */
-static __device__ inline void pass_stages(const rings &r, ring_stage &from, int n)
+static __device__ inline void wide_pass_stages(const rings &r, ring_stage &from, int n)
 {
     for (; n > 0; n--) {
         barrier_wait(r.full + from.at * 8, from.parity);
@@ -271,7 +273,7 @@ static __device__ inline void pass_stages(const rings &r, ring_stage &from, int 
 }
 
 /* A descriptor from its two halves. */
-static __device__ __forceinline__ uint64_t whole(uint32_t upper, uint32_t lower)
+static __device__ __forceinline__ uint64_t wide_whole(uint32_t upper, uint32_t lower)
 {
     return (uint64_t)upper << 32 | lower;
 }
@@ -279,8 +281,8 @@ static __device__ __forceinline__ uint64_t whole(uint32_t upper, uint32_t lower)
 /* Multiply a stage of a block by x, in groups of 64 elements of n_in; addresses are in units of 16
  * bytes. */
 template <int N>
-static __device__ __forceinline__ void multiply_bf16(float (&acc)[SUMS(N)][N / 2], uint32_t w,
-                                                     uint32_t x, int n_slabs, const rings &r)
+static __device__ __forceinline__ void wide_multiply_bf16(float (&acc)[SUMS(N)][N / 2], uint32_t w,
+                                                          uint32_t x, int n_slabs, const rings &r)
 {
 #pragma unroll 1
     for (int s = 0; s < n_slabs; s++) {
@@ -288,8 +290,8 @@ static __device__ __forceinline__ void multiply_bf16(float (&acc)[SUMS(N)][N / 2
         warpgroup_begin();
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            multiply_rows(acc[i % SUMS(N)], whole(r.w_rows, w + 2 * i), whole(r.x_rows, x + 2 * i),
-                          1);
+            multiply_rows(acc[i % SUMS(N)], wide_whole(r.w_rows, w + 2 * i),
+                          wide_whole(r.x_rows, x + 2 * i), 1);
         warpgroup_commit();
         w += r.slab;
         x += r.x_slab;
@@ -299,7 +301,7 @@ static __device__ __forceinline__ void multiply_bf16(float (&acc)[SUMS(N)][N / 2
 }
 
 /* Widen four e4m3 of a word to two pairs of float16, exactly. */
-static __device__ inline void widen(uint32_t *low, uint32_t *high, uint32_t four)
+static __device__ inline void wide_widen(uint32_t *low, uint32_t *high, uint32_t four)
 {
     asm("{\n"
         ".reg .b16 l, h;\n"
@@ -313,20 +315,20 @@ static __device__ inline void widen(uint32_t *low, uint32_t *high, uint32_t four
 
 /* Multiply 64 elements of n_in; w is widened already. */
 template <int N>
-static __device__ __forceinline__ void multiply_half_slab(float (&acc)[SUMS(N)][N / 2],
-                                                          uint32_t (&a)[4][4], uint32_t x,
-                                                          const rings &r)
+static __device__ __forceinline__ void wide_multiply_half_slab(float (&acc)[SUMS(N)][N / 2],
+                                                               uint32_t (&a)[4][4], uint32_t x,
+                                                               const rings &r)
 {
     keep(a), keep(acc[0]), keep(acc[SUMS(N) - 1]);
     warpgroup_begin();
 #pragma unroll
     for (int i = 0; i < 4; i++)
-        multiply_half_rows(acc[i % SUMS(N)], a[i], whole(r.x_rows, x + 2 * i), 1);
+        multiply_half_rows(acc[i % SUMS(N)], a[i], wide_whole(r.x_rows, x + 2 * i), 1);
     warpgroup_commit();
 }
 
 /* Load 64 elements of e4m3 of a warp's 16 rows: [8 rows, the next 8, both again 16 elements on]. */
-static __device__ __forceinline__ void load_half_slab(uint32_t (&r)[2][4], uint32_t at)
+static __device__ __forceinline__ void wide_load_half_slab(uint32_t (&r)[2][4], uint32_t at)
 {
 #pragma unroll
     for (int i = 0; i < 2; i++)
@@ -338,13 +340,13 @@ static __device__ __forceinline__ void load_half_slab(uint32_t (&r)[2][4], uint3
 
 /* Widen the 64 elements to operands of four products: with the order of x, the pairs of a word are
  * those that a lane needs. */
-static __device__ __forceinline__ void widen_half_slab(uint32_t (&a)[4][4],
-                                                       const uint32_t (&r)[2][4])
+static __device__ __forceinline__ void wide_widen_half_slab(uint32_t (&a)[4][4],
+                                                            const uint32_t (&r)[2][4])
 {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        widen(&a[i][0], &a[i][2], r[i / 2][i % 2 * 2]);
-        widen(&a[i][1], &a[i][3], r[i / 2][i % 2 * 2 + 1]);
+        wide_widen(&a[i][0], &a[i][2], r[i / 2][i % 2 * 2]);
+        wide_widen(&a[i][1], &a[i][3], r[i / 2][i % 2 * 2 + 1]);
     }
 }
 
@@ -352,24 +354,24 @@ static __device__ __forceinline__ void widen_half_slab(uint32_t (&a)[4][4],
  * products run. Every group is waited for, else ptxas lets none run beside other code. `at` is this
  * lane's address, x is in units of 16 bytes. */
 template <int N>
-static __device__ __forceinline__ void multiply_e4m3(float (&acc)[SUMS(N)][N / 2], uint32_t at,
-                                                     uint32_t x, int n_slabs, const rings &r)
+static __device__ __forceinline__ void wide_multiply_e4m3(float (&acc)[SUMS(N)][N / 2], uint32_t at,
+                                                          uint32_t x, int n_slabs, const rings &r)
 {
     uint32_t a[2][4][4], raw[2][4];
 
-    load_half_slab(raw, at);
+    wide_load_half_slab(raw, at);
 #pragma unroll 1
     for (int s = 0; s < n_slabs; s++) {
-        widen_half_slab(a[0], raw);
-        load_half_slab(raw, at ^ 64);
-        multiply_half_slab<N>(acc, a[0], x, r);
+        wide_widen_half_slab(a[0], raw);
+        wide_load_half_slab(raw, at ^ 64);
+        wide_multiply_half_slab<N>(acc, a[0], x, r);
         x += r.x_slab;
         warpgroup_wait<1>();
-        widen_half_slab(a[1], raw);
+        wide_widen_half_slab(a[1], raw);
         at += r.slab * 16;
         if (s + 1 < n_slabs)
-            load_half_slab(raw, at);
-        multiply_half_slab<N>(acc, a[1], x, r);
+            wide_load_half_slab(raw, at);
+        wide_multiply_half_slab<N>(acc, a[1], x, r);
         x += r.x_slab;
         warpgroup_wait<1>();
     }
@@ -379,7 +381,7 @@ static __device__ __forceinline__ void multiply_e4m3(float (&acc)[SUMS(N)][N / 2
 
 /* The offset in a stage of e4m3 where this lane begins: eight lanes give the addresses of a matrix,
  * chunk 0 or 1 of rows or of those 8 below. */
-static __device__ inline uint32_t lane_at(const product_cut &c)
+static __device__ inline uint32_t wide_lane_at(const product_cut &c)
 {
     int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
 
@@ -390,7 +392,7 @@ static __device__ inline uint32_t lane_at(const product_cut &c)
 /* The mainloop over a tile: acc gets this warpgroup's sums. With one block it takes every second
  * stage, with several every second block. */
 template <int N, int MB, bool FP8, bool CODES>
-static __device__ __forceinline__ void multiply_tile(
+static __device__ __forceinline__ void wide_multiply_tile(
     float (&acc)[RING_OWN_BLOCKS(MB)][SUMS(N)][N / 2], const rings &r, ring_stage &from,
     ring_stage &x_from, uint32_t lane, int group, const code_form &form)
 {
@@ -407,7 +409,7 @@ static __device__ __forceinline__ void multiply_tile(
 
         barrier_wait(r.x_full + x_from.at * 8, x_from.parity);
         if (MB == 1 && ring_is_others(turn, group)) {
-            pass_stages(r, from, 1);
+            wide_pass_stages(r, from, 1);
             if (leads())
                 barrier_arrive(r.x_full + EMPTY_AT + x_from.at * 8);
             ring_next(&x_from, 1, r.x_depth);
@@ -417,23 +419,23 @@ static __device__ __forceinline__ void multiply_tile(
         for (int block = 0; block < OWN; block++) {
             uint32_t w, x = (r.x_stages + (uint32_t)x_from.at * r.x_bytes) / 16;
 
-            pass_stages(r, from, ring_n_before(MB, group));
+            wide_pass_stages(r, from, ring_n_before(MB, group));
             w = r.stages + (uint32_t)from.at * r.stage_bytes;
             barrier_wait(r.full + from.at * 8, from.parity);
             if constexpr (CODES)
-                multiply_codes<N>(acc[block], w + lane, x, n_slabs, r.slab * 16, r.x_slab, r.x_rows,
+                codes_multiply<N>(acc[block], w + lane, x, n_slabs, r.slab * 16, r.x_slab, r.x_rows,
                                   form);
             else if constexpr (FP8)
-                multiply_e4m3<N>(acc[block], w + lane, x, n_slabs, r);
+                wide_multiply_e4m3<N>(acc[block], w + lane, x, n_slabs, r);
             else
-                multiply_bf16<N>(acc[block], w / 16, x, n_slabs, r);
+                wide_multiply_bf16<N>(acc[block], w / 16, x, n_slabs, r);
             if (leads()) {
                 barrier_arrive(r.full + EMPTY_AT + from.at * 8);
                 if (ring_gives_x(MB, block))
                     barrier_arrive(r.x_full + EMPTY_AT + x_from.at * 8);
             }
             ring_next(&from, 1, r.depth);
-            pass_stages(r, from, ring_n_after(MB, group));
+            wide_pass_stages(r, from, ring_n_after(MB, group));
         }
         ring_next(&x_from, 1, r.x_depth);
     }
@@ -450,7 +452,7 @@ static __device__ __forceinline__ void multiply_tile(
 /* 1 / sqrt(mean square) of the rows of x; by three warps, each several rows at a time. These reads
  * are queued after all copies of weights in flight, two microseconds late: so as much as possible
  * is requested at once. */
-static __device__ void find_inverse(float *inverse, const wide_args &a, int helper)
+static __device__ void wide_find_inverse(float *inverse, const wide_args &a, int helper)
 {
     const int ROWS = 8, FOURS = 2; /* rows that a lane requests at a time; fours per row */
     int lane = threadIdx.x % 32, n_sums = a.p.sums_in == NULL ? 0 : a.p.n_sums;
@@ -494,7 +496,7 @@ static __device__ void find_inverse(float *inverse, const wide_args &a, int help
 
 /* Prefetch to the L2 cache: the constants of the first tile's epilogue that nothing has read
  * yet. */
-static __device__ void fetch_constants(const wide_args &a, int tile, int rank)
+static __device__ void wide_fetch_constants(const wide_args &a, int tile, int rank)
 {
     int lane = threadIdx.x % 32, own = a.c.rows / a.c.n_split, row = tile * a.c.rows + rank * own;
 
@@ -518,7 +520,7 @@ struct cta {
 struct places {
     rings r;
     uint32_t lane; /* with e4m3: offset in a stage where it begins */
-    bool straight; /* K_PRODUCT_GATED of four blocks: write_gated() is its epilogue */
+    bool straight; /* K_PRODUCT_GATED of four blocks: end_write_gated() is its epilogue */
     exchange x_sums;
     ring_stage w, x;
     code_form form;
@@ -526,7 +528,7 @@ struct places {
 
 /* After a CTA's first tile: the inverse norms are ready. All threads have read the stages, which
  * the epilogue of a CTA's only tile reuses. */
-static __device__ inline void join_consumers(const cta &own, int tile)
+static __device__ inline void wide_join_consumers(const cta &own, int tile)
 {
     if (tile == own.k.tile)
         named_sync(1, THREADS - 32);
@@ -534,45 +536,45 @@ static __device__ inline void join_consumers(const cta &own, int tile)
 
 /* A tile of one block: mainloop and epilogue. */
 template <int N, int KIND, bool FP8, bool CODES>
-static __device__ inline void work_block(const cta &own, const wide_args &a, const facts &t,
-                                         int tile, int group, places &at)
+static __device__ inline void wide_work_block(const cta &own, const wide_args &a, const facts &t,
+                                              int tile, int group, places &at)
 {
     float acc[1][SUMS(N)][N / 2];
-    share s = share_of<N>(a, t, own.shared, tile, own.rank, own.warp);
-    first_patches<N> early = begin_patches<N, KIND, FP8>(t, s, own.warp, own.warp / DEALT(N));
+    share s = end_share_of<N>(a, t, own.shared, tile, own.rank, own.warp);
+    first_patches<N> early = end_begin_patches<N, KIND, FP8>(t, s, own.warp, own.warp / DEALT(N));
 
-    multiply_tile<N, 1, FP8, CODES>(acc, at.r, at.w, at.x, at.lane, group, at.form);
-    join_consumers(own, tile);
+    wide_multiply_tile<N, 1, FP8, CODES>(acc, at.r, at.w, at.x, at.lane, group, at.form);
+    wide_join_consumers(own, tile);
     end_block<N, KIND, FP8>(acc[0][0], t, s, early, own.warp, own.rank, at.x_sums);
 }
 
 /* A tile of several blocks: mainloop and epilogue. */
 template <int N, int MB, int KIND, bool FP8, bool CODES>
-static __device__ inline void work_blocks(const cta &own, const wide_args &a, const facts &t,
-                                          int tile, int group, places &at)
+static __device__ inline void wide_work_blocks(const cta &own, const wide_args &a, const facts &t,
+                                               int tile, int group, places &at)
 {
     const int OWN = RING_OWN_BLOCKS(MB);
     const product_cut &cut = a.c;
-    outputs o = outputs_of(a, tile, own.rank);
-    float acc[OWN][SUMS(N)][N / 2], scale = FP8 ? scale_of(a, tile, threadIdx.x) : 1.0f;
+    outputs o = end_outputs_of(a, tile, own.rank);
+    float acc[OWN][SUMS(N)][N / 2], scale = FP8 ? end_scale_of(a, tile, threadIdx.x) : 1.0f;
     fetched f[TOGETHER(N)];
     gate_reads gates;
 
     if (KIND == K_PRODUCT_GATED && MB == 4)
-        gates = read_gate<FP8>(a, tile, group);
+        gates = end_read_gate<FP8>(a, tile, group);
     if (KIND == K_PRODUCT_RESIDUAL)
-        fetch_first<N>(f, a, o);
-    multiply_tile<N, MB, FP8, CODES>(acc, at.r, at.w, at.x, at.lane, group, at.form);
-    join_consumers(own, tile);
+        end_fetch_first<N>(f, a, o);
+    wide_multiply_tile<N, MB, FP8, CODES>(acc, at.r, at.w, at.x, at.lane, group, at.form);
+    wide_join_consumers(own, tile);
     if (KIND == K_PRODUCT_FLOAT && t.n_split == 1) {
-        write_floats<N, MB, OWN, FP8>(acc, t, tile, group);
+        end_write_floats<N, MB, OWN, FP8>(acc, t, tile, group);
         return;
     }
     if constexpr (KIND == K_PRODUCT_GATED && MB == 4) {
         if (at.straight) {
-            write_gated<N>(acc, t, gates, group);
+            end_write_gated<N>(acc, t, gates, group);
             named_sync(2, WORKERS);
-            copy_gated<N>(t, tile);
+            end_copy_gated<N>(t, tile);
             if (cut.n_tiles > cut.n_groups)
                 named_sync(2, WORKERS);
             return;
@@ -581,15 +583,15 @@ static __device__ inline void work_blocks(const cta &own, const wide_args &a, co
     if (FP8)
         own.scales[threadIdx.x] = scale;
     for (int first = 0; first < a.n; first += cut.round) {
-        store_sums<N, MB, OWN>(t.red + group * cut.block_rows, acc, first, cut.round,
-                               cut.block_rows);
+        end_store_sums<N, MB, OWN>(t.red + group * cut.block_rows, acc, first, cut.round,
+                                   cut.block_rows);
         if (cut.n_split > 1)
             cluster_sync();
         else
             named_sync(2, WORKERS);
-        finish<N, KIND, FP8>(t.red + own.rank * o.own, a, t, t.inverse,
-                             own.scales + own.rank * o.own, o, cut.n_split > 1, first,
-                             min(first + cut.round, a.n), f);
+        end_finish<N, KIND, FP8>(t.red + own.rank * o.own, a, t, t.inverse,
+                                 own.scales + own.rank * o.own, o, cut.n_split > 1, first,
+                                 min(first + cut.round, a.n), f);
         if (cut.n_split == 1)
             named_sync(2, WORKERS);
     }
@@ -598,10 +600,10 @@ static __device__ inline void work_blocks(const cta &own, const wide_args &a, co
 /* The producer warp: one lane loads all stages. Then, in a pair, the other CTA may write its sums
  * to the stage that would be loaded next. */
 template <int MB, int KIND, bool CODES>
-static __device__ __forceinline__ void produce(const cta &own, const wide_args &a,
-                                               const CUtensorMap *w_map,
-                                               const CUtensorMap *tail_map,
-                                               const CUtensorMap *x_map)
+static __device__ __forceinline__ void wide_produce(const cta &own, const wide_args &a,
+                                                    const CUtensorMap *w_map,
+                                                    const CUtensorMap *tail_map,
+                                                    const CUtensorMap *x_map)
 {
     constexpr bool TAILS = MB != 1 && KIND == K_PRODUCT_FLOAT && !CODES;
     const product_cut &c = a.c;
@@ -611,27 +613,28 @@ static __device__ __forceinline__ void produce(const cta &own, const wide_args &
     const barriers bars = {bar, bar + CUT_DEPTH_MAX, bar + 2 * CUT_DEPTH_MAX,
                            bar + 3 * CUT_DEPTH_MAX};
     work k = {own.k.tile, own.k.first, steady(own.k.last)};
-    product_cut cut = steady_cut(c);
+    product_cut cut = wide_steady_cut(c);
 
     if (leads())
-        next = load_all<MB, TAILS, CODES>(stages, bars, w_map, tail_map, x_map, k, a.codes, cut);
+        next =
+            wide_load_all<MB, TAILS, CODES>(stages, bars, w_map, tail_map, x_map, k, a.codes, cut);
     __syncwarp();
     if (c.n_split > 1)
         cluster_wait();
     if (MB == 1 && c.n_split > 1 && leads()) {
         barrier_wait(&own.bars.empty[next.at], next.parity);
-        arrive_remote(remote_addr(own.x.ready, own.rank ^ 1));
+        end_arrive_remote(end_remote_addr(own.x.ready, own.rank ^ 1));
     }
 }
 
 /* The helper warps: the inverse norms, for which the consumers wait before the first epilogue. */
-static __device__ __forceinline__ void help(const cta &own, const wide_args &a)
+static __device__ __forceinline__ void wide_help(const cta &own, const wide_args &a)
 {
-    fetch_constants(a, own.k.tile, own.rank);
+    wide_fetch_constants(a, own.k.tile, own.rank);
     asm volatile("griddepcontrol.wait;" ::: "memory");
     if (a.c.n_split > 1)
         cluster_wait();
-    find_inverse(own.inverse, a, own.warp - WORKERS / 32 - 1);
+    wide_find_inverse(own.inverse, a, own.warp - WORKERS / 32 - 1);
     named_arrive(1, THREADS - 32);
 }
 
@@ -664,7 +667,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     own.k.tile = blockIdx.x >> (cut.n_split - 1); /* 1 or 2 */
     own.k.first = own.rank * cut.n_slabs >> (cut.n_split - 1);
     own.k.last = (own.rank + 1) * cut.n_slabs >> (cut.n_split - 1);
-    begin_stages<MB, CODES>(shared, own.bars, &w_map, own.k, a, warp);
+    wide_begin_stages<MB, CODES>(shared, own.bars, &w_map, own.k, a, warp);
     if (pushes && warp == THREADS / 32 - 1 && leads()) {
         barrier_init(own.x.ready, 1);
         barrier_init(own.x.met, 1);
@@ -672,33 +675,33 @@ static __global__ void __launch_bounds__(THREADS, 1)
     }
     __syncthreads();
     if (pushes && warp == THREADS / 32 - 1 && leads())
-        barrier_expect(own.x.met, sent_bytes(cut));
+        barrier_expect(own.x.met, end_sent_bytes(cut));
     if (cut.n_split > 1)
         cluster_arrive_relaxed(); /* waited for before the other CTA's shared memory is written */
     if (warp == WORKERS / 32) {
-        produce<MB, KIND, CODES>(own, a, &w_map, &tail_map, &x_map);
+        wide_produce<MB, KIND, CODES>(own, a, &w_map, &tail_map, &x_map);
     } else if (warp > WORKERS / 32) {
-        help(own, a);
+        wide_help(own, a);
     } else {
-        facts t = facts_of<KIND, FP8>(
+        facts t = end_facts_of<KIND, FP8>(
             a, inverse,
             (float *)(shared + (MB == 1 && cut.n_split > 1 ? cut.own_at[own.rank] : cut.red_at)));
-        places at = {rings_of(cut, shared, own.bars, own.k),
-                     CODES ? code_lane_at(cut) : lane_at(cut),
+        places at = {wide_rings_of(cut, shared, own.bars, own.k),
+                     CODES ? codes_lane_at(cut) : wide_lane_at(cut),
                      steady(cut.n_split == 1 && cut.rows_by_eight),
                      {steady_shared(own.x.ready), steady_shared(own.x.met)},
                      {},
                      {},
-                     CODES ? code_form_of(a.codes) : code_form{}};
+                     CODES ? codes_form_of(a.codes) : code_form{}};
 
         asm volatile("griddepcontrol.wait;" ::: "memory");
         if (cut.n_split > 1)
             cluster_wait();
         for (int tile = own.k.tile; tile < cut.n_tiles; tile += cut.n_groups) {
             if constexpr (MB == 1)
-                work_block<N, KIND, FP8, CODES>(own, a, t, tile, warp / 4, at);
+                wide_work_block<N, KIND, FP8, CODES>(own, a, t, tile, warp / 4, at);
             else
-                work_blocks<N, MB, KIND, FP8, CODES>(own, a, t, tile, warp / 4, at);
+                wide_work_blocks<N, MB, KIND, FP8, CODES>(own, a, t, tile, warp / 4, at);
         }
     }
     if (cut.n_split == 1 || pushes) /* a CTA that sums are sent to has waited for them */
@@ -719,7 +722,7 @@ struct maps {
 
 /* One copy reads a whole stage: [8 rows][slabs] by groups of eight rows, or [rows][slabs] if the
  * rows of w are not a multiple of eight. */
-static int encode_maps(maps *m, const wide_args &a)
+static int wide_encode_maps(maps *m, const wide_args &a)
 {
     const product_cut &cut = a.c;
     cuuint32_t cols = (cuuint32_t)product_cut_slab_cols(&a.p.w->format);
@@ -754,7 +757,7 @@ static int encode_maps(maps *m, const wide_args &a)
 
 /* With split-K the two CTAs of a tile form a cluster. */
 template <int N, int MB, int KIND, bool FP8, bool CODES>
-static int launch(const maps &m, const wide_args &a, k_stream stream)
+static int wide_launch(const maps &m, const wide_args &a, k_stream stream)
 {
     cudaLaunchAttribute attributes[2] = {};
     cudaLaunchConfig_t config = {};
@@ -780,16 +783,17 @@ static int launch(const maps &m, const wide_args &a, k_stream stream)
 }
 
 template <int N, int MB, bool FP8, bool CODES>
-static int choose_kind(const maps &m, const wide_args &a, k_stream stream)
+static int wide_choose_kind(const maps &m, const wide_args &a, k_stream stream)
 {
     switch (a.p.kind) {
-    case K_PRODUCT_PLAIN: return launch<N, MB, K_PRODUCT_PLAIN, FP8, CODES>(m, a, stream);
-    case K_PRODUCT_FLOAT: return launch<N, MB, K_PRODUCT_FLOAT, FP8, CODES>(m, a, stream);
-    case K_PRODUCT_RESIDUAL: return launch<N, MB, K_PRODUCT_RESIDUAL, FP8, CODES>(m, a, stream);
+    case K_PRODUCT_PLAIN: return wide_launch<N, MB, K_PRODUCT_PLAIN, FP8, CODES>(m, a, stream);
+    case K_PRODUCT_FLOAT: return wide_launch<N, MB, K_PRODUCT_FLOAT, FP8, CODES>(m, a, stream);
+    case K_PRODUCT_RESIDUAL:
+        return wide_launch<N, MB, K_PRODUCT_RESIDUAL, FP8, CODES>(m, a, stream);
     case K_PRODUCT_GATED: {
         constexpr int BLOCKS = MB == 1 ? 2 : MB; /* gate and up */
 
-        return launch<N, BLOCKS, K_PRODUCT_GATED, FP8, CODES>(m, a, stream);
+        return wide_launch<N, BLOCKS, K_PRODUCT_GATED, FP8, CODES>(m, a, stream);
     }
     }
     return -1;
@@ -797,19 +801,19 @@ static int choose_kind(const maps &m, const wide_args &a, k_stream stream)
 
 /* One kernel per number of blocks, so that the accumulators of each are in registers. */
 template <int N, bool FP8, bool CODES>
-static int choose_blocks(const maps &m, const wide_args &a, k_stream stream)
+static int wide_choose_blocks(const maps &m, const wide_args &a, k_stream stream)
 {
     switch (a.c.n_blocks) {
-    case 1: return choose_kind<N, 1, FP8, CODES>(m, a, stream);
-    case 2: return choose_kind<N, 2, FP8, CODES>(m, a, stream);
-    default: return choose_kind<N, 4, FP8, CODES>(m, a, stream);
+    case 1: return wide_choose_kind<N, 1, FP8, CODES>(m, a, stream);
+    case 2: return wide_choose_kind<N, 2, FP8, CODES>(m, a, stream);
+    default: return wide_choose_kind<N, 4, FP8, CODES>(m, a, stream);
     }
 }
 
-template <int N> static int choose(const maps &m, const wide_args &a, k_stream stream)
+template <int N> static int wide_choose(const maps &m, const wide_args &a, k_stream stream)
 {
-    return k_format_reads_half(&a.p.w->format) ? choose_blocks<N, true, false>(m, a, stream)
-                                               : choose_blocks<N, false, false>(m, a, stream);
+    return k_format_reads_half(&a.p.w->format) ? wide_choose_blocks<N, true, false>(m, a, stream)
+                                               : wide_choose_blocks<N, false, false>(m, a, stream);
 }
 
 /* Plain bf16, and e4m3 with at most one scale per row. */
@@ -829,14 +833,15 @@ int product_wide(const struct k_product *p, int n, int n_sms, k_stream stream)
     args.scales = (const float *)p->w->scales;
     args.n = n;
     if ((p->sums_in != NULL && p->n_sums % 4 != 0) ||
-        !product_cut_of(&args.c, p->w, p->kind, n, n_sms) || encode_maps(&tensor_maps, args) != 0)
+        !product_cut_of(&args.c, p->w, p->kind, n, n_sms) ||
+        wide_encode_maps(&tensor_maps, args) != 0)
         return -1;
     switch (args.c.columns) {
-    case 8: return choose<8>(tensor_maps, args, stream);
-    case 16: return choose<16>(tensor_maps, args, stream);
-    case 32: return choose<32>(tensor_maps, args, stream);
-    case 48: return choose<48>(tensor_maps, args, stream);
-    default: return choose<64>(tensor_maps, args, stream);
+    case 8: return wide_choose<8>(tensor_maps, args, stream);
+    case 16: return wide_choose<16>(tensor_maps, args, stream);
+    case 32: return wide_choose<32>(tensor_maps, args, stream);
+    case 48: return wide_choose<48>(tensor_maps, args, stream);
+    default: return wide_choose<64>(tensor_maps, args, stream);
     }
 }
 
@@ -853,12 +858,13 @@ int product_wide_packed(const struct k_product *p, int n, int n_sms, k_stream st
     if (n > 32 && n < least)
         n = least;
     if ((p->sums_in != NULL && p->n_sums % 4 != 0) ||
-        !product_cut_of(&args.c, p->w, p->kind, n, n_sms) || encode_maps(&tensor_maps, args) != 0)
+        !product_cut_of(&args.c, p->w, p->kind, n, n_sms) ||
+        wide_encode_maps(&tensor_maps, args) != 0)
         return -1;
     switch (args.c.columns) {
-    case 16: return choose_blocks<16, false, true>(tensor_maps, args, stream);
-    case 32: return choose_blocks<32, false, true>(tensor_maps, args, stream);
-    case 64: return choose_blocks<64, false, true>(tensor_maps, args, stream);
+    case 16: return wide_choose_blocks<16, false, true>(tensor_maps, args, stream);
+    case 32: return wide_choose_blocks<32, false, true>(tensor_maps, args, stream);
+    case 64: return wide_choose_blocks<64, false, true>(tensor_maps, args, stream);
     }
     return -1;
 }

@@ -26,8 +26,8 @@ static inline wide_codes codes_of(const struct k_matrix *w)
 /* --- loads ------------------------------------------------------------------------------------ */
 
 /* Load records of a block's strips: by one lane. */
-static __device__ inline void load_strips(char *to, const wide_codes &codes, int row, int slab,
-                                          const product_cut &c, uint64_t *bar)
+static __device__ inline void codes_load_strips(char *to, const wide_codes &codes, int row,
+                                                int slab, const product_cut &c, uint64_t *bar)
 {
     int n_slabs = min(c.box, c.n_slabs - slab), n_strips;
     uint32_t bytes = (uint32_t)(n_slabs * codes.record_bytes);
@@ -54,13 +54,13 @@ struct code_form {
     bool has_zeros, is_half;
 };
 
-static __device__ inline code_form code_form_of(const wide_codes &codes)
+static __device__ inline code_form codes_form_of(const wide_codes &codes)
 {
     return {steady(codes.groups), steady(codes.has_zeros), steady(codes.is_half)};
 }
 
 /* The offset in a stage where this lane begins. */
-static __device__ inline uint32_t code_lane_at(const product_cut &c)
+static __device__ inline uint32_t codes_lane_at(const product_cut &c)
 {
     return (uint32_t)((int)threadIdx.x % 128 / 32 * c.group_bytes + (int)threadIdx.x % 32 * 16);
 }
@@ -71,7 +71,7 @@ struct code_numbers {
     uint32_t less[2], high[2], low[2];
 };
 
-static __device__ __forceinline__ uint32_t load_shared_16(uint32_t at)
+static __device__ __forceinline__ uint32_t codes_load_shared_16(uint32_t at)
 {
     uint16_t value;
 
@@ -79,7 +79,7 @@ static __device__ __forceinline__ uint32_t load_shared_16(uint32_t at)
     return value;
 }
 
-static __device__ __forceinline__ uint32_t load_shared_8(uint32_t at)
+static __device__ __forceinline__ uint32_t codes_load_shared_8(uint32_t at)
 {
     uint32_t value;
 
@@ -88,8 +88,8 @@ static __device__ __forceinline__ uint32_t load_shared_8(uint32_t at)
 }
 
 /* record: its address in shared memory. Without branches, so that loads are not waited for. */
-static __device__ __forceinline__ void load_numbers(code_numbers &numbers, uint32_t record,
-                                                    int group, const code_form &form)
+static __device__ __forceinline__ void codes_load_numbers(code_numbers &numbers, uint32_t record,
+                                                          int group, const code_form &form)
 {
     int row = threadIdx.x % 32 / 4;
     uint32_t scales = record + PACKED_CODE_BYTES + group * 32 + row * 2;
@@ -97,7 +97,7 @@ static __device__ __forceinline__ void load_numbers(code_numbers &numbers, uint3
 
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        uint32_t bits = load_shared_16(scales + i * 16);
+        uint32_t bits = codes_load_shared_16(scales + i * 16);
         float scale = packed_scale((uint16_t)bits, form.is_half);
         bf16 high = __float2bfloat16(scale), low = __float2bfloat16(scale - __bfloat162float(high));
 
@@ -105,27 +105,28 @@ static __device__ __forceinline__ void load_numbers(code_numbers &numbers, uint3
         numbers.low[i] = __bfloat16_as_ushort(low) * 0x00010001U;
         numbers.less[i] = 0x43084308U;
         if (form.has_zeros)
-            numbers.less[i] = 0x43004300U + load_shared_8(zeros + i * 8) * 0x00010001U;
+            numbers.less[i] = 0x43004300U + codes_load_shared_8(zeros + i * 8) * 0x00010001U;
     }
 }
 
-static __device__ __forceinline__ __nv_bfloat162 pair_of(uint32_t bits)
+static __device__ __forceinline__ __nv_bfloat162 codes_pair_of(uint32_t bits)
 {
     return *(const __nv_bfloat162 *)&bits;
 }
 
 /* Two codes, 16 bits apart, as weights. */
-static __device__ __forceinline__ uint32_t widen_codes(uint32_t codes, int row,
+static __device__ __forceinline__ uint32_t codes_widen(uint32_t codes, int row,
                                                        const code_numbers &numbers)
 {
-    __nv_bfloat162 code = __hsub2(pair_of(packed_two(codes)), pair_of(numbers.less[row]));
-    __nv_bfloat162 weight =
-        __hfma2(code, pair_of(numbers.high[row]), __hmul2(code, pair_of(numbers.low[row])));
+    __nv_bfloat162 code =
+        __hsub2(codes_pair_of(packed_two(codes)), codes_pair_of(numbers.less[row]));
+    __nv_bfloat162 weight = __hfma2(code, codes_pair_of(numbers.high[row]),
+                                    __hmul2(code, codes_pair_of(numbers.low[row])));
 
     return *(const uint32_t *)&weight;
 }
 
-static __device__ __forceinline__ uint4 load_code_words(uint32_t at)
+static __device__ __forceinline__ uint4 codes_load_words(uint32_t at)
 {
     uint4 words;
 
@@ -137,9 +138,9 @@ static __device__ __forceinline__ uint4 load_code_words(uint32_t at)
 }
 
 /* Widen 64 columns to operands of four products. tile: which of the record's two. */
-static __device__ __forceinline__ void widen_code_slab(uint32_t (&a)[4][4], const uint4 &words,
-                                                       code_numbers &numbers, uint32_t record,
-                                                       int tile, const code_form &form)
+static __device__ __forceinline__ void codes_widen_slab(uint32_t (&a)[4][4], const uint4 &words,
+                                                        code_numbers &numbers, uint32_t record,
+                                                        int tile, const code_form &form)
 {
     const uint32_t codes[4] = {words.x, words.y, words.z, words.w};
 
@@ -148,19 +149,19 @@ static __device__ __forceinline__ void widen_code_slab(uint32_t (&a)[4][4], cons
         int quarter = tile * 2 + i / 2;
 
         if (i == 0 || (i == 2 && form.groups == 4))
-            load_numbers(numbers, record, quarter * form.groups / 4, form);
+            codes_load_numbers(numbers, record, quarter * form.groups / 4, form);
 #pragma unroll
         for (int k = 0; k < 4; k++)
-            a[i][k] = widen_codes(codes[i] >> 4 * k, k % 2, numbers);
+            a[i][k] = codes_widen(codes[i] >> 4 * k, k % 2, numbers);
     }
 }
 
 /* --- products --------------------------------------------------------------------------------- */
 
 template <int N>
-static __device__ __forceinline__ void multiply_code_slab(float (&acc)[SUMS(N)][N / 2],
-                                                          uint32_t (&a)[4][4], uint32_t x,
-                                                          uint32_t x_rows)
+static __device__ __forceinline__ void codes_multiply_slab(float (&acc)[SUMS(N)][N / 2],
+                                                           uint32_t (&a)[4][4], uint32_t x,
+                                                           uint32_t x_rows)
 {
     keep(a), keep(acc[0]), keep(acc[SUMS(N) - 1]);
     warpgroup_begin();
@@ -173,28 +174,28 @@ static __device__ __forceinline__ void multiply_code_slab(float (&acc)[SUMS(N)][
 /* Multiply a stage, in two groups of products per slab: one is widened while the other runs. `at`
  * is this lane's address, x is in units of 16 bytes; both move by a slab. */
 template <int N>
-static __device__ __forceinline__ void multiply_codes(float (&acc)[SUMS(N)][N / 2], uint32_t at,
+static __device__ __forceinline__ void codes_multiply(float (&acc)[SUMS(N)][N / 2], uint32_t at,
                                                       uint32_t x, int n_slabs, uint32_t slab,
                                                       uint32_t x_slab, uint32_t x_rows,
                                                       const code_form &form)
 {
     uint32_t a[2][4][4], record = at - threadIdx.x % 32 * 16;
-    uint4 words = load_code_words(at);
+    uint4 words = codes_load_words(at);
     code_numbers numbers;
 
 #pragma unroll 1
     for (int s = 0; s < n_slabs; s++) {
-        widen_code_slab(a[0], words, numbers, record, 0, form);
-        words = load_code_words(at + PACKED_CODE_BYTES / 2);
-        multiply_code_slab<N>(acc, a[0], x, x_rows);
+        codes_widen_slab(a[0], words, numbers, record, 0, form);
+        words = codes_load_words(at + PACKED_CODE_BYTES / 2);
+        codes_multiply_slab<N>(acc, a[0], x, x_rows);
         x += x_slab;
         warpgroup_wait<1>();
-        widen_code_slab(a[1], words, numbers, record, 1, form);
+        codes_widen_slab(a[1], words, numbers, record, 1, form);
         at += slab;
         record += slab;
         if (s + 1 < n_slabs)
-            words = load_code_words(at);
-        multiply_code_slab<N>(acc, a[1], x, x_rows);
+            words = codes_load_words(at);
+        codes_multiply_slab<N>(acc, a[1], x, x_rows);
         x += x_slab;
         warpgroup_wait<1>();
     }

@@ -4,10 +4,11 @@
  * operations around a product in a decode are done (k_multiply() in kernels.h). There are three
  * ways, by the owner of a sum:
  *
- *    complete in one thread   straight from the accumulators         write_floats(), write_gated()
+ *    complete in one thread   straight from the accumulators         end_write_floats(),
+ *                                                                    end_write_gated()
  *    a tile of one block      partial sums of two warpgroups (and   end_block(): patches of 16 x 8,
  *                             of the other CTA) in shared memory     in the layout of wgmma
- *    several blocks           [column][rows of the tile] in shared   finish(): 256 threads, four
+ *    several blocks           [column][rows of the tile] in shared   end_finish(): 256 threads, four
  *                             memory                                 rows of a column at a time */
 #ifndef QUIRE_KERNELS_SM90_PRODUCT_END_CUH
 #define QUIRE_KERNELS_SM90_PRODUCT_END_CUH
@@ -48,7 +49,7 @@ struct outputs {
     int stride; /* floats from a column to the next in shared memory */
 };
 
-static __device__ inline outputs outputs_of(const wide_args &a, int tile, int rank)
+static __device__ inline outputs end_outputs_of(const wide_args &a, int tile, int rank)
 {
     int tile_rows = a.c.gated ? a.c.rows / 2 : a.c.rows;
     outputs o;
@@ -83,7 +84,7 @@ struct facts {
 
 /* Everything is read once, before the mainloop, and kept in uniform registers. */
 template <int KIND, bool FP8>
-static __device__ inline facts facts_of(const wide_args &a, const float *inverse, float *red)
+static __device__ inline facts end_facts_of(const wide_args &a, const float *inverse, float *red)
 {
     int halves = KIND == K_PRODUCT_GATED ? 2 : 1;
     facts f = {};
@@ -116,7 +117,7 @@ static __device__ inline facts facts_of(const wide_args &a, const float *inverse
 }
 
 /* The gate of SwiGLU, without the branches for denormals. */
-static __device__ __forceinline__ float silu(float x)
+static __device__ __forceinline__ float end_silu(float x)
 {
     float power, inverse;
 
@@ -127,7 +128,7 @@ static __device__ __forceinline__ float silu(float x)
 
 /* Transpose within a warp: two columns 2 q and 2 q + 1 of row g, in lane 4 g + q, become two rows 2
  * q and 2 q + 1 of column g. */
-static __device__ __forceinline__ void transpose(uint32_t &two)
+static __device__ __forceinline__ void end_transpose(uint32_t &two)
 {
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(two));
 }
@@ -135,7 +136,7 @@ static __device__ __forceinline__ void transpose(uint32_t &two)
 /* --- several blocks, through shared memory -------------------------------------------------- */
 
 /* The address of p in the shared memory of a CTA of the cluster. */
-static __device__ __forceinline__ uint32_t remote_addr(const void *p, int rank)
+static __device__ __forceinline__ uint32_t end_remote_addr(const void *p, int rank)
 {
     uint32_t at;
 
@@ -143,21 +144,21 @@ static __device__ __forceinline__ uint32_t remote_addr(const void *p, int rank)
     return at;
 }
 
-static __device__ inline float4 load_four_remote(const float *p, int rank)
+static __device__ inline float4 end_load_four_remote(const float *p, int rank)
 {
     float4 f;
 
     asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
                  : "=f"(f.x), "=f"(f.y), "=f"(f.z), "=f"(f.w)
-                 : "r"(remote_addr(p, rank)));
+                 : "r"(end_remote_addr(p, rank)));
     return f;
 }
 
 /* Store columns first .. first + columns - 1 of a warpgroup's sums to shared memory
  * [column][stride]. */
 template <int N, int MB, int OWN>
-static __device__ inline void store_sums(float *red, const float (&acc)[OWN][SUMS(N)][N / 2],
-                                         int first, int columns, int block_rows)
+static __device__ inline void end_store_sums(float *red, const float (&acc)[OWN][SUMS(N)][N / 2],
+                                             int first, int columns, int block_rows)
 {
     const int stride = MB * CUT_BLOCK + 4;
     int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4, lane_col = threadIdx.x % 4;
@@ -175,8 +176,8 @@ static __device__ inline void store_sums(float *red, const float (&acc)[OWN][SUM
 }
 
 /* Load four elements of a row of n; `whole`: as one access. */
-static __device__ inline void load_four(float f[4], const void *from, size_t at, int left,
-                                        bool whole)
+static __device__ inline void end_load_four(float f[4], const void *from, size_t at, int left,
+                                            bool whole)
 {
     const k_bf16 *p = (const k_bf16 *)from + at;
 
@@ -193,8 +194,8 @@ static __device__ inline void load_four(float f[4], const void *from, size_t at,
 }
 
 /* Four rows of a column: two words of float16 in the order of K_HALF_AT, or one store of bf16. */
-static __device__ inline void store_four(void *to, size_t at, const float f[4], bool is_half,
-                                         int left, bool whole)
+static __device__ inline void end_store_four(void *to, size_t at, const float f[4], bool is_half,
+                                             int left, bool whole)
 {
     k_bf16 *p = (k_bf16 *)to + at;
 
@@ -213,12 +214,12 @@ static __device__ inline void store_four(void *to, size_t at, const float f[4], 
 }
 
 /* The sums of four rows, added over the CTAs of a cluster if they are a pair. */
-static __device__ inline void sum_parts(float f[4], const float *from, bool pair)
+static __device__ inline void end_sum_parts(float f[4], const float *from, bool pair)
 {
-    float4 sum = pair ? load_four_remote(from, 0) : *(const float4 *)from;
+    float4 sum = pair ? end_load_four_remote(from, 0) : *(const float4 *)from;
 
     if (pair) {
-        float4 more = load_four_remote(from, 1);
+        float4 more = end_load_four_remote(from, 1);
 
         sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
     }
@@ -226,13 +227,13 @@ static __device__ inline void sum_parts(float f[4], const float *from, bool pair
 }
 
 /* Apply the norm's factor, scales (NULL: none) and the bias to rows `at` .. of w. */
-static __device__ inline void scale_four(float f[4], const wide_args &a, float inverse,
-                                         const float *scales, size_t at, int left, bool whole)
+static __device__ inline void end_scale_four(float f[4], const wide_args &a, float inverse,
+                                             const float *scales, size_t at, int left, bool whole)
 {
     float bias[4] = {}, scale[4] = {1.0f, 1.0f, 1.0f, 1.0f};
 
     if (a.p.bias != NULL)
-        load_four(bias, a.p.bias, at, left, whole);
+        end_load_four(bias, a.p.bias, at, left, whole);
     if (scales != NULL)
         *(float4 *)scale = *(const float4 *)scales;
 #pragma unroll
@@ -241,7 +242,7 @@ static __device__ inline void scale_four(float f[4], const wide_args &a, float i
 }
 
 /* The scale of row i of a tile; 0 after the end of the matrix. */
-static __device__ inline float scale_of(const wide_args &a, int tile, int i)
+static __device__ inline float end_scale_of(const wide_args &a, int tile, int i)
 {
     int tile_rows = a.c.gated ? a.c.rows / 2 : a.c.rows;
     int n_out = a.c.gated ? a.c.n_out / 2 : a.c.n_out;
@@ -258,7 +259,7 @@ struct fetched {
     uint2 norm;
 };
 
-static __device__ inline fetched fetch(const k_product &p, int col, int at, const outputs &o)
+static __device__ inline fetched end_fetch(const k_product &p, int col, int at, const outputs &o)
 {
     return {*(const float4 *)(p.residual + (size_t)col * o.n_out + at),
             *(const uint2 *)((const k_bf16 *)p.norm + at)};
@@ -266,9 +267,9 @@ static __device__ inline fetched fetch(const k_product &p, int col, int at, cons
 
 /* Add the residual, the squares of the result, and the rows of the next norm; rows are a multiple
  * of 16. */
-static __device__ inline void add_residual(float y[4], const fetched &f, const facts &t,
-                                           bool is_half, size_t to, int at, int col,
-                                           const outputs &o)
+static __device__ inline void end_add_residual(float y[4], const fetched &f, const facts &t,
+                                               bool is_half, size_t to, int at, int col,
+                                               const outputs &o)
 {
     float square;
 
@@ -277,7 +278,7 @@ static __device__ inline void add_residual(float y[4], const fetched &f, const f
     square = y[0] * y[0] + y[1] * y[1] + y[2] * y[2] + y[3] * y[3];
     y[0] *= low_half(f.norm.x), y[1] *= high_half(f.norm.x);
     y[2] *= low_half(f.norm.y), y[3] *= high_half(f.norm.y);
-    store_four(t.normed, to, y, is_half, 4, true);
+    end_store_four(t.normed, to, y, is_half, 4, true);
     square += __shfl_xor_sync(0xfU << (threadIdx.x & 28), square, 1);
     square += __shfl_xor_sync(0xfU << (threadIdx.x & 28), square, 2);
     if (at % 16 == 0)
@@ -289,7 +290,7 @@ struct item {
     int col, row;
 };
 
-static __device__ inline void next_item(item &i, const outputs &o)
+static __device__ inline void end_next_item(item &i, const outputs &o)
 {
     i.col += o.cols_a_turn;
     i.row += o.rows_a_turn;
@@ -304,16 +305,16 @@ static __device__ inline void next_item(item &i, const outputs &o)
 
 /* Load the inputs of this thread's first items. */
 template <int N>
-static __device__ inline void fetch_first(fetched (&f)[TOGETHER(N)], const wide_args &a,
-                                          const outputs &o)
+static __device__ inline void end_fetch_first(fetched (&f)[TOGETHER(N)], const wide_args &a,
+                                              const outputs &o)
 {
     item i = {o.col, o.row};
 
 #pragma unroll
     for (int half = 0; half < TOGETHER(N); half++) {
         if (i.col < a.n && o.begin + i.row * 4 < o.n_out)
-            f[half] = fetch(a.p, i.col, o.begin + i.row * 4, o);
-        next_item(i, o);
+            f[half] = end_fetch(a.p, i.col, o.begin + i.row * 4, o);
+        end_next_item(i, o);
     }
 }
 
@@ -321,9 +322,9 @@ static __device__ inline void fetch_first(fetched (&f)[TOGETHER(N)], const wide_
  * sixteen rows of a sum of squares. Code that runs once costs by its length, so each kind of
  * product has its own. f: the loaded inputs of the first items. */
 template <int N, int KIND, bool FP8>
-static __device__ void finish(const float *red, const wide_args &a, const facts &t,
-                              const float *inverse, const float *scales, const outputs &o,
-                              bool pair, int first, int last, const fetched (&f)[TOGETHER(N)])
+static __device__ void end_finish(const float *red, const wide_args &a, const facts &t,
+                                  const float *inverse, const float *scales, const outputs &o,
+                                  bool pair, int first, int last, const fetched (&f)[TOGETHER(N)])
 {
     bool whole = o.n_out % 4 == 0;
     item next = {o.col, o.row};
@@ -335,9 +336,9 @@ static __device__ void finish(const float *red, const wide_args &a, const facts 
 #pragma unroll
         for (int half = 0; half < TOGETHER(N); half++) {
             i[half] = next;
-            next_item(next, o);
+            end_next_item(next, o);
             if (i[half].col < last - first && o.begin + i[half].row * 4 < o.n_out)
-                sum_parts(y[half], red + i[half].col * o.stride + i[half].row * 4, pair);
+                end_sum_parts(y[half], red + i[half].col * o.stride + i[half].row * 4, pair);
         }
 #pragma unroll
         for (int half = 0; half < TOGETHER(N); half++) {
@@ -347,20 +348,22 @@ static __device__ void finish(const float *red, const wide_args &a, const facts 
 
             if (left <= 0 || col >= last)
                 continue;
-            scale_four(y[half], a, inverse[col], scale, (size_t)at, left, whole);
+            end_scale_four(y[half], a, inverse[col], scale, (size_t)at, left, whole);
             if (KIND == K_PRODUCT_GATED) {
                 float up[4];
 
-                sum_parts(up, red + i[half].col * o.stride + i[half].row * 4 + a.c.rows / 2, pair);
-                scale_four(up, a, inverse[col], FP8 ? scale + a.c.rows / 2 : NULL,
-                           (size_t)(at + o.n_out), left, whole);
+                end_sum_parts(up, red + i[half].col * o.stride + i[half].row * 4 + a.c.rows / 2,
+                              pair);
+                end_scale_four(up, a, inverse[col], FP8 ? scale + a.c.rows / 2 : NULL,
+                               (size_t)(at + o.n_out), left, whole);
 #pragma unroll
                 for (int idx = 0; idx < 4; idx++)
-                    y[half][idx] = silu(y[half][idx]) * up[idx];
+                    y[half][idx] = end_silu(y[half][idx]) * up[idx];
             }
             if (KIND == K_PRODUCT_RESIDUAL) {
-                add_residual(y[half], turn == 0 && first == 0 ? f[half] : fetch(a.p, col, at, o), t,
-                             a.p.y_is_half, to, at, col, o);
+                end_add_residual(y[half],
+                                 turn == 0 && first == 0 ? f[half] : end_fetch(a.p, col, at, o), t,
+                                 a.p.y_is_half, to, at, col, o);
             } else if (KIND == K_PRODUCT_FLOAT) {
                 if (whole)
                     *(float4 *)((float *)t.y + to) = *(const float4 *)y[half];
@@ -370,7 +373,8 @@ static __device__ void finish(const float *red, const wide_args &a, const facts 
                         ((float *)t.y)[to + idx] = y[half][idx];
                 }
             } else {
-                store_four(t.y, to, y[half], KIND == K_PRODUCT_GATED && a.p.y_is_half, left, whole);
+                end_store_four(t.y, to, y[half], KIND == K_PRODUCT_GATED && a.p.y_is_half, left,
+                               whole);
             }
         }
     }
@@ -381,8 +385,8 @@ static __device__ void finish(const float *red, const wide_args &a, const facts 
 /* Write a tile's floats straight from the accumulators, eight rows per store; no other CTA or
  * warpgroup has a part of them, so nothing waits. */
 template <int N, int MB, int OWN, bool FP8>
-static __device__ inline void write_floats(const float (&acc)[OWN][SUMS(N)][N / 2], const facts &t,
-                                           int tile, int group)
+static __device__ inline void end_write_floats(const float (&acc)[OWN][SUMS(N)][N / 2],
+                                               const facts &t, int tile, int group)
 {
     float *y = (float *)t.y;
     int tile_row = tile * t.rows, block_rows = t.block_rows;
@@ -427,17 +431,17 @@ struct gate_reads {
     uint32_t gate_bias[2], up_bias[2];
 };
 
-static __device__ inline int gated_row(const wide_args &a, int tile, int group)
+static __device__ inline int end_gated_row(const wide_args &a, int tile, int group)
 {
     return tile * (a.c.rows / 2) + group * a.c.block_rows + threadIdx.x % 128 / 32 * 16 +
            threadIdx.x % 32 / 4;
 }
 
 template <bool FP8>
-static __device__ inline gate_reads read_gate(const wide_args &a, int tile, int group)
+static __device__ inline gate_reads end_read_gate(const wide_args &a, int tile, int group)
 {
     const k_bf16 *bias = (const k_bf16 *)a.p.bias;
-    int n_out = a.c.n_out / 2, row = gated_row(a, tile, group);
+    int n_out = a.c.n_out / 2, row = end_gated_row(a, tile, group);
     gate_reads reads = {{1.0f, 1.0f}, {1.0f, 1.0f}, {}, {}};
 
 #pragma unroll
@@ -458,8 +462,8 @@ static __device__ inline gate_reads read_gate(const wide_args &a, int tile, int 
  * of whole columns: over the stages of a CTA's only tile, else after them. Tiles begin at multiples
  * of 16 rows, as K_HALF_AT needs it. */
 template <int N>
-static __device__ inline void write_gated(const float (&acc)[2][SUMS(N)][N / 2], const facts &t,
-                                          const gate_reads &s, int group)
+static __device__ inline void end_write_gated(const float (&acc)[2][SUMS(N)][N / 2], const facts &t,
+                                              const gate_reads &s, int group)
 {
     int block_rows = t.block_rows;
     k_bf16 *red = (k_bf16 *)t.red;
@@ -487,7 +491,7 @@ static __device__ inline void write_gated(const float (&acc)[2][SUMS(N)][N / 2],
                 float up =
                     acc[1][0][eight * 4 + i * 2 + idx] * (r * s.up[i]) + low_half(s.up_bias[i]);
 
-                y[eight][idx] = silu(gate) * up;
+                y[eight][idx] = end_silu(gate) * up;
             }
         }
         if (t.is_half) {
@@ -501,14 +505,15 @@ static __device__ inline void write_gated(const float (&acc)[2][SUMS(N)][N / 2],
         }
 #pragma unroll
         for (int eight = 0; eight < N / 8; eight++) {
-            transpose(two[eight]); /* now rows 2 lane_col and 2 lane_col + 1 of column lane_row */
+            end_transpose(
+                two[eight]); /* now rows 2 lane_col and 2 lane_col + 1 of column lane_row */
             *(uint32_t *)(red + eight * 8 * CUT_GATED_STRIDE + place) = two[eight];
         }
     }
 }
 
 /* Copy the collected rows to y, 16 lanes per column. */
-template <int N> static __device__ inline void copy_gated(const facts &t, int tile)
+template <int N> static __device__ inline void end_copy_gated(const facts &t, int tile)
 {
     int row = tile * t.rows, at = threadIdx.x % 16 * 8, col = threadIdx.x / 16;
     k_bf16 *y = t.y + (uint32_t)col * (uint32_t)t.n_out + (uint32_t)(row + at);
@@ -561,8 +566,8 @@ struct share {
 
 /* Computed before the mainloop too: where each lane's sums go is known by then. */
 template <int N>
-static __device__ inline share share_of(const wide_args &a, const facts &t, char *shared, int tile,
-                                        int rank, int warp)
+static __device__ inline share end_share_of(const wide_args &a, const facts &t, char *shared,
+                                            int tile, int rank, int warp)
 {
     const int FLOATS = PATCHES(N) * 32 * PATCH_SUMS; /* per sixteen rows */
     int own = t.n_split > 1 ? t.rows / 2 : t.rows, lane = threadIdx.x % 32;
@@ -583,14 +588,15 @@ static __device__ inline share share_of(const wide_args &a, const facts &t, char
         before = (rank ^ 1) * own / PATCH_ROWS;
         s.sent = steady_shared((float *)(shared + a.c.sent_at[rank]));
         if (warp % 4 >= before && warp % 4 < before + all)
-            s.others = remote_addr(shared + a.c.sent_at[rank ^ 1], rank ^ 1) +
+            s.others = end_remote_addr(shared + a.c.sent_at[rank ^ 1], rank ^ 1) +
                        (uint32_t)(place + (warp % 4 - before) * FLOATS) * 4;
     }
     return s;
 }
 
 /* Store four floats to shared memory of the cluster; the barrier there counts their bytes. */
-static __device__ __forceinline__ void store_remote(uint32_t at, const float *f, uint32_t barrier)
+static __device__ __forceinline__ void end_store_remote(uint32_t at, const float *f,
+                                                        uint32_t barrier)
 {
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, "
                  "%4}, [%5];" ::"r"(at),
@@ -600,14 +606,14 @@ static __device__ __forceinline__ void store_remote(uint32_t at, const float *f,
 
 /* Relaxed: it publishes no writes. Reads of this CTA must be completed by a barrier of the CTA
  * before; there must be no last access to a stage between that barrier and this arrival. */
-static __device__ __forceinline__ void arrive_remote(uint32_t barrier)
+static __device__ __forceinline__ void end_arrive_remote(uint32_t barrier)
 {
     asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier)
                  : "memory");
 }
 
 /* The number of bytes that a CTA receives. */
-static __device__ inline uint32_t sent_bytes(const product_cut &c)
+static __device__ inline uint32_t end_sent_bytes(const product_cut &c)
 {
     return 2U * (uint32_t)c.part * 4U;
 }
@@ -615,8 +621,8 @@ static __device__ inline uint32_t sent_bytes(const product_cut &c)
 /* Store a warp's sums to its part in this CTA or, for the other CTA's rows, in the other; a sixteen
  * with rows of both goes to both. */
 template <int N>
-static __device__ inline void share_sums(const float (&acc)[N / 2], const share &s, int rank,
-                                         const exchange &x)
+static __device__ inline void end_share_sums(const float (&acc)[N / 2], const share &s, int rank,
+                                             const exchange &x)
 {
     if (s.mine != NULL) {
 #pragma unroll
@@ -625,12 +631,12 @@ static __device__ inline void share_sums(const float (&acc)[N / 2], const share 
                 make_float4(acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3]);
     }
     if (s.others != 0) {
-        uint32_t met = remote_addr(x.met, rank ^ 1);
+        uint32_t met = end_remote_addr(x.met, rank ^ 1);
 
         barrier_wait(x.ready, 0);
 #pragma unroll
         for (int i = 0; i < PATCHES(N); i++)
-            store_remote(s.others + (uint32_t)(i * 32 * PATCH_SUMS * 4), acc + 4 * i, met);
+            end_store_remote(s.others + (uint32_t)(i * 32 * PATCH_SUMS * 4), acc + 4 * i, met);
     }
 }
 
@@ -644,7 +650,7 @@ struct patch {
 
 /* The rows and columns of this lane's part of a patch, and which of them exist. */
 template <int N>
-static __device__ inline patch patch_of(const facts &t, const share &s, int warp, int sixteen)
+static __device__ inline patch end_patch_of(const facts &t, const share &s, int warp, int sixteen)
 {
     int lane = threadIdx.x % 32;
     patch p;
@@ -670,7 +676,7 @@ struct patch_reads {
 
 /* Requested before the first stage, so that the loads are hidden by the mainloop. */
 template <int KIND, bool FP8>
-static __device__ inline patch_reads read_patch(const facts &t, const patch &p)
+static __device__ inline patch_reads end_read_patch(const facts &t, const patch &p)
 {
     patch_reads reads;
 
@@ -694,9 +700,9 @@ static __device__ inline patch_reads read_patch(const facts &t, const patch &p)
 /* Add a patch's sums of both warpgroups and, in a pair, of the other CTA's two, in a fixed order;
  * apply the norm's factor, scales and the bias. */
 template <int N>
-static __device__ inline void sum_patch(float (&y)[PATCH_SUMS], const facts &t,
-                                        const patch_reads &r, const share &s, const patch &p,
-                                        int warp, int sixteen)
+static __device__ inline void end_sum_patch(float (&y)[PATCH_SUMS], const facts &t,
+                                            const patch_reads &r, const share &s, const patch &p,
+                                            int warp, int sixteen)
 {
     int at = ((sixteen * PATCHES(N) + warp % DEALT(N)) * 32 + threadIdx.x % 32) * PATCH_SUMS;
     float4 sum = *(const float4 *)(s.own + at), more = *(const float4 *)(s.own + at + s.part);
@@ -716,8 +722,8 @@ static __device__ inline void sum_patch(float (&y)[PATCH_SUMS], const facts &t,
 }
 
 /* Store a patch as bfloat16 or float16, two rows per lane and store. */
-static __device__ inline void store_patch(k_bf16 *to, const float (&y)[PATCH_SUMS], bool is_half,
-                                          const facts &t, const patch &p)
+static __device__ inline void end_store_patch(k_bf16 *to, const float (&y)[PATCH_SUMS],
+                                              bool is_half, const facts &t, const patch &p)
 {
     int lane_row = threadIdx.x % 32 / 4, lane_col = threadIdx.x % 4,
         row = p.row - lane_row + lane_col * 2;
@@ -731,7 +737,7 @@ static __device__ inline void store_patch(k_bf16 *to, const float (&y)[PATCH_SUM
         two[0] = pack_half(y[0], y[1]), two[1] = pack_half(y[2], y[3]);
     else
         two[0] = pack_bf16(y[0], y[1]), two[1] = pack_bf16(y[2], y[3]);
-    transpose(two[0]), transpose(two[1]);
+    end_transpose(two[0]), end_transpose(two[1]);
     if (p.there[0] && col < t.n)
         *(uint32_t *)(to + at) = two[0];
     if (p.there[1] && col < t.n)
@@ -739,8 +745,8 @@ static __device__ inline void store_patch(k_bf16 *to, const float (&y)[PATCH_SUM
 }
 
 /* Add the residual of a patch, sum the squares, and store the rows of the next norm. */
-static __device__ inline void add_patch(float (&y)[PATCH_SUMS], const patch_reads &r,
-                                        const facts &t, const patch &p)
+static __device__ inline void end_add_patch(float (&y)[PATCH_SUMS], const patch_reads &r,
+                                            const facts &t, const patch &p)
 {
     bool odd = threadIdx.x % 8 >= 4;
     float first, second, kept;
@@ -763,16 +769,16 @@ static __device__ inline void add_patch(float (&y)[PATCH_SUMS], const patch_read
 #pragma unroll
     for (int i = 0; i < PATCH_SUMS; i++)
         y[i] *= low_half(r.norm[i / 2]);
-    store_patch(t.normed, y, t.is_half, t, p);
+    end_store_patch(t.normed, y, t.is_half, t, p);
 }
 
 /* Write a patch of y; there is no residual. */
 template <int KIND>
-static __device__ inline void write_patch(const float (&y)[PATCH_SUMS], const facts &t,
-                                          const patch &p)
+static __device__ inline void end_write_patch(const float (&y)[PATCH_SUMS], const facts &t,
+                                              const patch &p)
 {
     if (KIND == K_PRODUCT_PLAIN)
-        store_patch(t.y, y, false, t, p);
+        end_store_patch(t.y, y, false, t, p);
 #pragma unroll
     for (int i = 0; i < PATCH_SUMS; i++) {
         if (KIND == K_PRODUCT_FLOAT && p.there[i / 2] && p.taken[i % 2])
@@ -789,15 +795,15 @@ template <int N> struct first_patches {
 
 /* The warp's patches from this sixteen rows on. For patches beyond the CTA's, no row is `there`. */
 template <int N, int KIND, bool FP8>
-static __device__ inline first_patches<N> begin_patches(const facts &t, const share &s, int warp,
-                                                        int sixteen)
+static __device__ inline first_patches<N> end_begin_patches(const facts &t, const share &s,
+                                                            int warp, int sixteen)
 {
     first_patches<N> f;
 
 #pragma unroll
     for (int i = 0; i < PATCHES_TOGETHER(N); i++) {
-        f.p[i] = patch_of<N>(t, s, warp, sixteen + i * (8 / DEALT(N)));
-        f.reads[i] = read_patch<KIND, FP8>(t, f.p[i]);
+        f.p[i] = end_patch_of<N>(t, s, warp, sixteen + i * (8 / DEALT(N)));
+        f.reads[i] = end_read_patch<KIND, FP8>(t, f.p[i]);
     }
     return f;
 }
@@ -810,7 +816,7 @@ static __device__ inline void end_block(const float (&acc)[N / 2], const facts &
 {
     const int APART = 8 / DEALT(N), TOGETHER = PATCHES_TOGETHER(N);
 
-    share_sums<N>(acc, s, rank, x);
+    end_share_sums<N>(acc, s, rank, x);
     named_sync(2, WORKERS);
     if (t.n_split > 1)
         barrier_wait_cluster(x.met, 0);
@@ -820,20 +826,20 @@ static __device__ inline void end_block(const float (&acc)[N / 2], const facts &
 #pragma unroll
         for (int i = 0; i < TOGETHER; i++) {
             if (i == 0 || sixteen + i * APART < s.sixteens)
-                sum_patch<N>(y[i], t, now.reads[i], s, now.p[i], warp, sixteen + i * APART);
+                end_sum_patch<N>(y[i], t, now.reads[i], s, now.p[i], warp, sixteen + i * APART);
         }
 #pragma unroll
         for (int i = 0; i < TOGETHER; i++) {
             if (i > 0 && sixteen + i * APART >= s.sixteens)
                 continue;
             if (KIND != K_PRODUCT_RESIDUAL)
-                write_patch<KIND>(y[i], t, now.p[i]);
+                end_write_patch<KIND>(y[i], t, now.p[i]);
             else
-                add_patch(y[i], now.reads[i], t, now.p[i]);
+                end_add_patch(y[i], now.reads[i], t, now.p[i]);
         }
         sixteen += TOGETHER * APART;
         if (sixteen < s.sixteens)
-            now = begin_patches<N, KIND, FP8>(t, s, warp, sixteen);
+            now = end_begin_patches<N, KIND, FP8>(t, s, warp, sixteen);
     }
     /* Also in a pair: see "one way out" under Traps in docs/kernels/guide.md. */
     named_sync(2, WORKERS);

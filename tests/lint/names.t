@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Goal: no comment names a function that does not exist, no function is left that nothing calls,
-every file has its licence line. Method: universal-ctags lists all definitions; words of comments
+every file has its licence line, functions of kernels begin with their file's prefix. Method: universal-ctags lists all definitions; words of comments
 and of code are compared with them."""
 import collections
 import os
@@ -44,6 +44,9 @@ TESTS_ONLY = {
     'walk_forced': 'tests compare it with masks',
 }
 
+# Files of kernels with words of their own, which every kernel uses.
+COMMON = {'activation.cuh', 'common.cuh', 'e4m3.cuh', 'pages.cuh', 'product.cuh', 'sm90.cuh'}
+
 
 def files():
     listed = [os.path.join(top, name) for folder in FOLDERS for top, _, names in os.walk(folder)
@@ -65,6 +68,30 @@ def is_public(tag):
     """A function of src that other files may call."""
     return (tag['kind'] == 'function' and tag['path'].startswith('src/') and
             tag['path'].endswith('.c') and not tag.get('file'))
+
+
+def read_prefixes():
+    """File name to prefix, of the table of kernels/README.md."""
+    with open('kernels/README.md', encoding='utf-8') as f:
+        rows = re.findall(r'^\| `(\w+_)` \| (.*) \|$', f.read(), re.M)
+    return {name: prefix for prefix, names in rows for name in re.findall(r'`([\w.]+)`', names)}
+
+
+def without_prefix(tags, texts):
+    """Functions of CUDA files that neither begin with the file's prefix nor are exempt."""
+    prefixes, found = read_prefixes(), []
+    public = '\n'.join(text for f, text in texts.items() if f.endswith(('.h', '.cuh')))
+    for tag in tags:
+        folder, name = os.path.split(tag['path'])
+        if (folder != 'kernels' or not name.endswith(('.cu', '.cuh')) or name in COMMON or
+                tag['kind'] != 'function' or tag.get('scopeKind') == 'struct'):
+            continue
+        word, prefix = tag['name'], prefixes.get(name, 'a prefix of kernels/README.md')
+        if (word.startswith((prefix, '__')) or word == prefix[:-1] or word.endswith('_kernel') or
+                re.search(r'\b%s\([^;{]*\);' % word, public)):
+            continue
+        found.append('%s:%d: %s() does not begin with %s' % (tag['path'], tag['line'], word, prefix))
+    return found
 
 
 def main():
@@ -103,6 +130,7 @@ def main():
             ['%s:%d: %s()' % (f, line, name) for f, line, name in named
              if name not in known and name not in words],
         'every function is called': unused,
+        'functions of kernels begin with their file\'s prefix': without_prefix(tags, texts),
         'every file has its licence line':
             [f for f, text in texts.items() if LICENCE not in text[:200]]})
 
