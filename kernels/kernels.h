@@ -218,6 +218,33 @@ void ref_norm_within(float *x, int stride, const struct k_norm *norm, int n, int
 int k_norm_within(k_bf16 *x, int stride, const struct k_norm *norm, int n, int dim,
                   k_stream stream);
 
+/* RMS norms of rows whose elements are divided between ranks: queries, then keys, of x [n][stride].
+ * squares [n][K_SQUARES(n_ranks)], of x's type: k_squares() writes this rank's two sums of squares
+ * into its place, each as three bf16 numbers whose sum is the float exactly, and zeros into the
+ * places of others. So k_sum_ranks() brings all sums to all ranks without rounding, and
+ * k_norm_squares() adds them in the order of the ranks: same bits on every rank. */
+#define K_SQUARES(n_ranks) (8 * (n_ranks))
+
+struct k_split_norm {
+    const void *weight; /* [width] */
+    int width, whole;   /* elements of this rank, and of all without copies */
+    bool counts;        /* false: a lower rank has the same elements, and its sum counts */
+};
+
+struct k_split_norms {
+    struct k_split_norm q, k;
+    int stride;
+    float eps;
+    int rank, n_ranks;
+};
+
+void ref_squares(float *squares, const float *x, const struct k_split_norms *s, int n);
+int k_squares(k_bf16 *squares, const k_bf16 *x, const struct k_split_norms *s, int n,
+              k_stream stream);
+void ref_norm_squares(float *x, const float *squares, const struct k_split_norms *s, int n);
+int k_norm_squares(k_bf16 *x, const k_bf16 *squares, const struct k_split_norms *s, int n,
+                   k_stream stream);
+
 /* x [n] += scale * delta [n]. */
 void ref_add(float *x, const float *delta, float scale, size_t n);
 int k_add(float *x, const k_bf16 *delta, float scale, size_t n, k_stream stream);

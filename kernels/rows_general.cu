@@ -128,6 +128,86 @@ int k_norm_within(k_bf16 *x, int stride, const struct k_norm *norm, int n, int d
     return K_LAUNCH(norm_within_kernel, n, NORM_THREADS, 0, stream, x, stride, *norm, dim);
 }
 
+/* --- norms over several ranks ------------------------------------------------------------ */
+
+/* One row by one block: queries first, then keys. */
+static __device__ inline float rows_squares_of(const k_bf16 *x, const k_split_norm &norm,
+                                               float *shared)
+{
+    float squares = 0.0f;
+
+    for (int d = threadIdx.x; d < norm.width; d += NORM_THREADS)
+        squares += load_bf16(x + d) * load_bf16(x + d);
+    return block_sum(squares, shared);
+}
+
+/* The upper half of a float's bits is a bf16 number, and three of them have all 24 bits. */
+static __device__ inline void rows_put_exact(k_bf16 *to, float value)
+{
+    for (int i = 0; i < 3; i++) {
+        uint32_t bits = __float_as_uint(value) & 0xffff0000U;
+
+        to[i] = (k_bf16)(bits >> 16);
+        value -= __uint_as_float(bits);
+    }
+    to[3] = 0;
+}
+
+static __global__ void __launch_bounds__(NORM_THREADS)
+    squares_kernel(k_bf16 *squares, const k_bf16 *x, const k_split_norms s)
+{
+    __shared__ float shared[2][33];
+    const k_bf16 *row = x + (size_t)blockIdx.x * s.stride;
+    k_bf16 *to = squares + (size_t)blockIdx.x * K_SQUARES(s.n_ranks);
+    float q = rows_squares_of(row, s.q, shared[0]);
+    float k = rows_squares_of(row + s.q.width, s.k, shared[1]);
+
+    if ((int)threadIdx.x >= s.n_ranks)
+        return;
+    if ((int)threadIdx.x == s.rank) {
+        rows_put_exact(to + s.rank * 8, s.q.counts ? q : 0.0f);
+        rows_put_exact(to + s.rank * 8 + 4, s.k.counts ? k : 0.0f);
+    } else {
+        *(uint4 *)(to + threadIdx.x * 8) = make_uint4(0, 0, 0, 0);
+    }
+}
+
+int k_squares(k_bf16 *squares, const k_bf16 *x, const struct k_split_norms *s, int n,
+              k_stream stream)
+{
+    return K_LAUNCH(squares_kernel, n, NORM_THREADS, 0, stream, squares, x, *s);
+}
+
+/* squares: those of the first rank. */
+static __device__ inline void rows_norm_by_squares(k_bf16 *x, const k_bf16 *squares,
+                                                   const k_split_norm &norm, const k_split_norms &s)
+{
+    const k_bf16 *weight = (const k_bf16 *)norm.weight;
+    float sum = 0.0f, scale;
+
+    for (int i = 0; i < s.n_ranks; i++, squares += 8)
+        sum += load_bf16(squares) + load_bf16(squares + 1) + load_bf16(squares + 2);
+    scale = rsqrtf(sum / norm.whole + s.eps);
+    for (int d = threadIdx.x; d < norm.width; d += NORM_THREADS)
+        store_bf16(x + d, load_bf16(x + d) * scale * load_bf16(weight + d));
+}
+
+static __global__ void __launch_bounds__(NORM_THREADS)
+    norm_squares_kernel(k_bf16 *x, const k_bf16 *squares, const k_split_norms s)
+{
+    k_bf16 *row = x + (size_t)blockIdx.x * s.stride;
+    const k_bf16 *sums = squares + (size_t)blockIdx.x * K_SQUARES(s.n_ranks);
+
+    rows_norm_by_squares(row, sums, s.q, s);
+    rows_norm_by_squares(row + s.q.width, sums + 4, s.k, s);
+}
+
+int k_norm_squares(k_bf16 *x, const k_bf16 *squares, const struct k_split_norms *s, int n,
+                   k_stream stream)
+{
+    return K_LAUNCH(norm_squares_kernel, n, NORM_THREADS, 0, stream, x, squares, *s);
+}
+
 /* --- elements --------------------------------------------------------------------------- */
 
 static __global__ void __launch_bounds__(ELEM_THREADS)

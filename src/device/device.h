@@ -368,6 +368,12 @@ struct device_ops {
      * the ranks, so that every rank has the same bits every time. Waits for the other ranks, which
      * must call with the same n and width. rows: as alloc_shared() returned it. */
     void (*sum_ranks)(struct device *d, void *rows, int n, int width);
+    /* Norms of queries and keys over the heads of all ranks (kernels.h): squares(), sum_ranks() of
+     * its result, then norm_squares(). NULL where there are no ranks. */
+    void (*squares)(struct device *d, void *squares, const void *x, const struct k_split_norms *s,
+                    int n);
+    void (*norm_squares)(struct device *d, void *x, const void *squares,
+                         const struct k_split_norms *s, int n);
     /* sum_ranks() of the plain product y of p, then the rest of K_PRODUCT_RESIDUAL
      * (k_sum_residual()). NULL where product() takes no matrix. */
     void (*sum_residual)(struct device *d, const struct k_product *p, int n);

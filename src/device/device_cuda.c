@@ -526,6 +526,23 @@ static void cuda_norm_within(struct device *d, void *x, int stride, const struct
     cuda_keep(gpu, k_norm_within(x, stride, norm, n, width, gpu->stream), "norm_within");
 }
 
+/* Norms over the heads of all ranks. */
+static void cuda_squares(struct device *d, void *squares, const void *x,
+                         const struct k_split_norms *s, int n)
+{
+    struct cuda *gpu = cuda_of(d);
+
+    cuda_keep(gpu, k_squares(squares, x, s, n, gpu->stream), "squares");
+}
+
+static void cuda_norm_squares(struct device *d, void *x, const void *squares,
+                              const struct k_split_norms *s, int n)
+{
+    struct cuda *gpu = cuda_of(d);
+
+    cuda_keep(gpu, k_norm_squares(x, squares, s, n, gpu->stream), "norm_squares");
+}
+
 /* Activations other than SiLU. */
 static void cuda_gate(struct device *d, struct device_rows *out, const void *in,
                       enum k_activation kind, int ff_dim, int n, const struct k_matrix *to)
@@ -733,6 +750,8 @@ static const struct device_ops cuda_ops = {
     .far_take = far_take,
     .far_hand = far_hand,
     .sum_ranks = peers_sum,
+    .squares = cuda_squares,
+    .norm_squares = cuda_norm_squares,
     .sum_residual = peers_sum_residual,
     .gather_ranks = peers_gather,
     .reserve = cuda_reserve,

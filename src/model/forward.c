@@ -85,7 +85,7 @@ static void forward_run_mixer(const struct forward *f, const struct pass *p, int
     case MIXER_ATTENTION:
         kv = forward_kv_of(f, i);
         if (plan->attn.qk_norm == QK_NORM_WHOLE)
-            pass_norm_whole(p, &plan->attn, weights->q_norm, weights->k_norm);
+            pass_norm_whole(p, &plan->attn, weights, f->rank);
         pass_attend(p, &plan->attn, &kv, &rotary, &weights->mixer_out);
         break;
     case MIXER_RECURRENT:

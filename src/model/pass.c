@@ -68,13 +68,17 @@ static int activations_alloc_logits(struct activations *a, struct device *d,
     return ERR_OK;
 }
 
-/* Memory that only some families use. Ranks sum the results of experts apart. */
+/* Memory that only some families use. Ranks sum the results of experts apart, and squares. */
 static int activations_alloc_more(struct activations *a, struct device *d, const struct plan *plan,
                                   size_t tokens)
 {
     size_t row = (size_t)plan->n_layers * (size_t)plan->embeds.width;
 
     if (row > 0 && (a->embeds = d->ops->alloc_scratch(d, tokens * row * d->elem_bytes)) == NULL)
+        return ERR_NO_MEMORY;
+    if (plan->n_ranks > 1 && plan_widest(plan).norms_whole &&
+        (a->squares = d->ops->alloc_shared(d, tokens * K_SQUARES((size_t)plan->n_ranks) *
+                                                  d->elem_bytes)) == NULL)
         return ERR_NO_MEMORY;
     if (!plan_widest(plan).is_apart)
         return ERR_OK;
@@ -343,16 +347,44 @@ void pass_project(const struct pass *p, void *y, const struct k_matrix *w, const
         p->d->ops->matmul(p->d, y, &p->a->normed, w, bias, p->n);
 }
 
+/* Each rank has some heads, and all ranks' sums of squares make the norm. Where several ranks hold
+ * a kv head, the first one's sum counts. */
+static void pass_norm_over_ranks(const struct pass *p, const struct attn_plan *attn,
+                                 const struct layer_weights *w, int rank)
+{
+    const struct device_ops *op = p->d->ops;
+    int n_ranks = p->plan->n_ranks;
+    int q = attn->n_heads * attn->head_dim, k = attn->n_kv_heads * attn->head_dim;
+    const struct k_split_norms norms = {
+        .q = {.weight = w->q_norm, .width = q, .whole = q * n_ranks, .counts = true},
+        .k = {.weight = w->k_norm,
+              .width = k,
+              .whole = k * n_ranks / attn->kv_copies,
+              .counts = rank % attn->kv_copies == 0},
+        .stride = q + 2 * k,
+        .eps = p->plan->norm.eps,
+        .rank = rank,
+        .n_ranks = n_ranks};
+
+    op->squares(p->d, p->a->squares, p->a->mixer_in, &norms, p->n);
+    op->sum_ranks(p->d, p->a->squares, p->n, K_SQUARES(n_ranks));
+    op->norm_squares(p->d, p->a->mixer_in, p->a->squares, &norms, p->n);
+}
+
 /* Norm queries and keys, each over all heads of a token. Keys follow the queries in a row. */
-void pass_norm_whole(const struct pass *p, const struct attn_plan *attn, const void *q_norm,
-                     const void *k_norm)
+void pass_norm_whole(const struct pass *p, const struct attn_plan *attn,
+                     const struct layer_weights *w, int rank)
 {
     const struct device_ops *op = p->d->ops;
     int q = attn->n_heads * attn->head_dim, kv = attn->n_kv_heads * attn->head_dim;
-    const struct k_norm of_q = {K_NORM_RMS, q_norm, NULL, p->plan->norm.eps};
-    const struct k_norm of_k = {K_NORM_RMS, k_norm, NULL, p->plan->norm.eps};
+    const struct k_norm of_q = {K_NORM_RMS, w->q_norm, NULL, p->plan->norm.eps};
+    const struct k_norm of_k = {K_NORM_RMS, w->k_norm, NULL, p->plan->norm.eps};
     char *rows = p->a->mixer_in;
 
+    if (p->plan->n_ranks > 1) {
+        pass_norm_over_ranks(p, attn, w, rank);
+        return;
+    }
     op->norm_within(p->d, rows, q + 2 * kv, &of_q, q, p->n);
     op->norm_within(p->d, rows + (size_t)q * p->d->elem_bytes, q + 2 * kv, &of_k, kv, p->n);
 }

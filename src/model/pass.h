@@ -35,6 +35,8 @@ struct activations {
                                      * experts beside a dense FFN; NULL without */
     void *embeds;                   /* act [n_tokens][n_layers][width]: embeddings for each layer;
                                      * NULL without */
+    void *squares;                  /* act [n_tokens][K_SQUARES(n_ranks)] of norms over the heads
+                                     * of all ranks; NULL without */
     void *ffn_in;                   /* act [n_tokens][widest]: gate, up */
     struct device_rows ff;          /* [n_tokens][widest ff] */
     float *rows;                    /* float [n_rows][dim]: the sampled rows' residual */
@@ -83,9 +85,10 @@ void pass_enter(const struct pass *p, struct pass_next next);
 /* y = normed * w + bias. */
 void pass_project(const struct pass *p, void *y, const struct k_matrix *w, const void *bias);
 
-/* Queries and keys of mixer_in are normed, each over all of its heads. */
-void pass_norm_whole(const struct pass *p, const struct attn_plan *attn, const void *q_norm,
-                     const void *k_norm);
+/* Queries and keys of mixer_in are normed, each over all of its heads, those of other ranks too.
+ * rank: of this device. */
+void pass_norm_whole(const struct pass *p, const struct attn_plan *attn,
+                     const struct layer_weights *w, int rank);
 
 /* mixed = attention of mixer_in over the pages that kv views, for the product with reader. */
 void pass_attend(const struct pass *p, const struct attn_plan *attn, const struct k_kv *kv,

@@ -32,6 +32,7 @@ static struct attn_plan plan_attention(const struct hf_config *c, int window, in
 {
     struct attn_plan attn = {.n_heads = c->n_heads,
                              .n_kv_heads = c->n_kv_heads,
+                             .kv_copies = 1,
                              .head_dim = c->head_dim,
                              .window = window,
                              .rope = c->layer_ropes[layer],
@@ -165,15 +166,6 @@ static int plan_refuse_split(int n_ranks, int layer, const char *counted, int n)
     return ERR_UNSUPPORTED;
 }
 
-/* A norm over all heads needs the sum of squares of all ranks, which no rank has. */
-static int plan_refuse_whole_norms(int n_ranks, int layer)
-{
-    log_error("model: tensor_parallel_size %d: the norm of layer %d's queries is over all heads, "
-              "which is not shared between ranks; set it to 1",
-              n_ranks, layer);
-    return ERR_UNSUPPORTED;
-}
-
 /* Divide the experts, each of them or their number; and the shared ones. */
 static int plan_split_ffn(struct ffn_plan *ffn, int layer, int n_ranks, bool whole_experts)
 {
@@ -203,14 +195,13 @@ static int plan_split_layer(struct layer_plan *l, int layer, int n_ranks, bool w
 
     switch (l->mixer) {
     case MIXER_ATTENTION:
-        if (attn->qk_norm == QK_NORM_WHOLE && n_ranks > 1)
-            return plan_refuse_whole_norms(n_ranks, layer);
         if (attn->n_heads % n_ranks != 0)
             return plan_refuse_split(n_ranks, layer, "heads", attn->n_heads);
         if (attn->n_kv_heads % n_ranks != 0 && n_ranks % attn->n_kv_heads != 0)
             return plan_refuse_split(n_ranks, layer, "kv heads", attn->n_kv_heads);
         /* Query heads are divided evenly; a rank has at least one kv head for them. */
         attn->n_heads /= n_ranks;
+        attn->kv_copies = attn->n_kv_heads > n_ranks ? 1 : n_ranks / attn->n_kv_heads;
         attn->n_kv_heads = attn->n_kv_heads > n_ranks ? attn->n_kv_heads / n_ranks : 1;
         break;
     case MIXER_RECURRENT:
@@ -373,6 +364,8 @@ struct plan_widths plan_widest(const struct plan *p)
         widest.has_states = widest.has_states || layer->mixer == MIXER_RECURRENT;
         widest.n_windows += plan_is_first_of_window(p, i);
         plan_widen_experts(&widest.experts, &layer->ffn.experts);
+        if (layer->attn.qk_norm == QK_NORM_WHOLE)
+            widest.norms_whole = true;
         if (layer->ffn.kind == FFN_EXPERTS && layer->ffn.experts.config->is_apart)
             widest.is_apart = true;
     }

@@ -29,6 +29,7 @@ enum mixer_kind { MIXER_ATTENTION, MIXER_RECURRENT };
 /* Attention with keys and values of n_kv_heads heads, each for n_heads / n_kv_heads queries. */
 struct attn_plan {
     int n_heads, n_kv_heads, head_dim;
+    int kv_copies;  /* ranks that hold the same kv head; 1: each is on one rank */
     int window;     /* tokens that a token sees, including itself; 0: all before it */
     int rope;       /* index in the plan's ropes */
     float scale;    /* of scores */
@@ -157,7 +158,8 @@ struct plan_widths {
     bool has_states;
     int n_windows; /* different windows of attention layers; "all tokens" counts as one */
     struct experts_widths experts;
-    bool is_apart; /* some layer has a dense FFN beside experts */
+    bool is_apart;    /* some layer has a dense FFN beside experts */
+    bool norms_whole; /* some layer norms queries and keys over all heads */
 };
 struct plan_widths plan_widest(const struct plan *p);
 

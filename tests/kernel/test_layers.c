@@ -66,6 +66,49 @@ static void check_norm(enum k_norm_kind kind, bool has_bias, int n, int dim)
     free(x), free(rows), free(want), free(weight), free(bias), free(got);
 }
 
+/* Rows of dim queries and dim / 2 keys per rank, of the last of three ranks. */
+static void check_split_norm(int n, int dim, bool counts)
+{
+    enum { RANKS = 3 };
+    int k = (dim + 1) / 2, stride = dim + 2 * k;
+    size_t wide = (size_t)n * (size_t)stride, size = (size_t)n * K_SQUARES(RANKS);
+    float *x = gpu_random(wide, 3.0f), *weight = gpu_random((size_t)(dim + k), 2.0f);
+    float *want = malloc(size * 4), *got;
+    struct k_split_norms host = {.q = {weight, dim, dim * RANKS, true},
+                                 .k = {weight + dim, k, k * RANKS, counts},
+                                 .stride = stride,
+                                 .eps = 1e-5f,
+                                 .rank = RANKS - 1,
+                                 .n_ranks = RANKS};
+    struct k_split_norms dev = host;
+    k_bf16 *rows = gpu_bf16(x, wide), *squares = gpu_array(NULL, size * 2);
+    k_stream s = device_cuda_stream(gpu);
+
+    dev.q.weight = gpu_bf16(weight, (size_t)dim);
+    dev.k.weight = gpu_bf16(weight + dim, (size_t)k);
+    ref_squares(want, x, &host, n);
+    gpu_must(k_squares(squares, rows, &dev, n, s));
+    got = gpu_floats(squares, size);
+    for (size_t i = 0; i < size; i += 4) { /* the parts of sums that differ in a bit differ */
+        want[i] += want[i + 1] + want[i + 2];
+        got[i] += got[i + 1] + got[i + 2];
+        want[i + 1] = want[i + 2] = got[i + 1] = got[i + 2] = 0.0f;
+    }
+    gpu_compare(got, want, size, 1e-11, 1e-5, "squares of a rank");
+    free(got);
+    for (size_t i = 0; i < size; i++)
+        want[i] = 0.25f * (float)(dim + (int)(i % 4)); /* exact in bf16 up to 8 bits */
+    squares = gpu_bf16(want, size);
+    got = gpu_floats(squares, size);
+    memcpy(want, got, size * 4);
+    free(got);
+    ref_norm_squares(x, want, &host, n);
+    gpu_must(k_norm_squares(rows, squares, &dev, n, s));
+    got = gpu_floats(rows, wide);
+    gpu_compare(got, x, wide, 5e-6, 4.1e-3, "norm by the squares of all ranks");
+    free(x), free(weight), free(want), free(got);
+}
+
 static void check_elements(int n, int dim)
 {
     size_t size = (size_t)n * (size_t)dim, table_size = (size_t)(n + 2) * (size_t)dim;
@@ -105,6 +148,8 @@ int main(void)
         check_norm(K_NORM_LAYER, false, n, dim);
         check_norm(K_NORM_LAYER, true, n, dim);
         check_norm(K_NORM_NONE, false, n, dim);
+        check_split_norm(n, dim, true);
+        check_split_norm(n, dim, false);
         check_elements(n, dim);
     }
     device_close(gpu);
