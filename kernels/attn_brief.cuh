@@ -245,8 +245,7 @@ static __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(DECODE_WARPS 
     warp::clear(st);
     if (r.first_tile + worker < r.n_tiles) {
         b::template begin<NORMED>(
-            r, st, a, a.qkv + (size_t)token_idx * (a.n_heads + 2 * a.kv.n_kv_heads) * a.kv.head_dim,
-            seq, token_idx, inserts);
+            r, st, a, a.qkv + (size_t)token_idx * a.width, seq, token_idx, inserts);
         b::walk(r, st, a, &map, policy, worker, inserts);
     }
     warp::add_sums(st);

@@ -64,6 +64,9 @@ template <int D, int TYPE, int HEADS, bool WINDOWED> struct decode {
     static constexpr int PIECES_AT = BARRIERS_AT + DECODE_WARPS * warp::STAGES * 8;
     static constexpr int SHARED = PIECES_AT + (2 * DECODE_WARPS + 1) * (int)sizeof(piece);
 
+    /* k_attn_rotates() is false for larger heads. */
+    static constexpr bool TURNS = D <= 256;
+
     static_assert(PIECE * 4 <= warp::RING, "a piece takes the ring's place");
 
     /* Blocks of heads are rare, and a division takes long. */
@@ -339,9 +342,9 @@ template <int D, int TYPE, int HEADS, bool WINDOWED> struct decode {
         part.begins = tile == 0;
         part.ends = tile + part.n == part.row_tiles;
         part.more = left > part.n;
-        part.inserts = part.ends && a.turns != NULL;
-        part.token = a.qkv + (size_t)it.token * (a.n_heads + 2 * a.kv.n_kv_heads) * a.kv.head_dim;
-        part.turn = a.turns == NULL
+        part.inserts = TURNS && part.ends && a.turns != NULL;
+        part.token = a.qkv + (size_t)it.token * a.width;
+        part.turn = !TURNS || a.turns == NULL
                         ? NULL
                         : (const float2 *)a.turns + (size_t)(it.len - 1) * (a.kv.head_dim / 2);
         return part;
@@ -645,7 +648,7 @@ static int decode_launch_shape(decode_args &a, const struct k_attn_plan *plan, k
     a.by_hand = !decode_engine_reads(a.kv, k::tile::ELEM);
     if (!a.by_hand && decode_map_pages<D, TYPE>(&map, a) != 0)
         return -1;
-    if constexpr (HEADS == 8) {
+    if constexpr (HEADS == 8 && D <= 256) {
         using b = brief<D, TYPE, WINDOWED>;
 
         if (k_attn_is_brief(plan, &a.kv, a.n_heads))
@@ -666,8 +669,8 @@ static int decode_choose_window(decode_args &a, const struct k_attn_plan *plan, 
 template <int D, int TYPE, bool NORMED>
 static int decode_choose_heads(decode_args &a, const struct k_attn_plan *plan, k_stream stream)
 {
-    return decode_heads(a.group) == 8 ? decode_choose_window<D, TYPE, 8, NORMED>(a, plan, stream)
-                                      : decode_choose_window<D, TYPE, 16, NORMED>(a, plan, stream);
+    return a.group <= 8 ? decode_choose_window<D, TYPE, 8, NORMED>(a, plan, stream)
+                        : decode_choose_window<D, TYPE, 16, NORMED>(a, plan, stream);
 }
 
 /* The smallest head size that was built and is not below the model's. */
@@ -681,7 +684,8 @@ static int decode_choose_d(decode_args &a, const struct k_attn_plan *plan, k_str
     case 80: return decode_choose_heads<80, TYPE, false>(a, plan, stream);
     case 96: return decode_choose_heads<96, TYPE, false>(a, plan, stream);
     case 128: return decode_choose_heads<128, TYPE, false>(a, plan, stream);
-    default: return decode_choose_heads<256, TYPE, false>(a, plan, stream);
+    case 256: return decode_choose_heads<256, TYPE, false>(a, plan, stream);
+    default: return decode_choose_window<512, TYPE, 8, false>(a, plan, stream);
     }
 }
 
@@ -691,19 +695,21 @@ int k_attn_is_brief(const struct k_attn_plan *plan, const struct k_kv *kv, int n
 
     int is_short = plan->is_short || (kv->window > 0 && kv->window <= K_ATTN_SHORT);
 
-    return is_short && decode_engine_reads(*kv, elem) && n_heads / kv->n_kv_heads <= 8 &&
-           plan->n_decodes * kv->n_kv_heads <= BRIEF_ROWS;
+    return is_short && kv->head_dim <= 256 && decode_engine_reads(*kv, elem) &&
+           n_heads / kv->n_kv_heads <= 8 && plan->n_decodes * kv->n_kv_heads <= BRIEF_ROWS;
 }
 
 int k_attn_rotates(const struct k_rotary *r, const struct k_kv *kv)
 {
+    if (kv->is_shared || r->norms_values || kv->head_dim > 256)
+        return 0;
     return r->q_norm == NULL || (kv->head_dim == 128 && !r->norms_after);
 }
 
 /* Two parts per block and one piece per warp. */
 size_t k_attn_work_bytes(int head_dim, int n_heads, int n_kv_heads)
 {
-    int heads = decode_heads(n_heads / n_kv_heads);
+    int heads = decode_heads(head_dim, n_heads / n_kv_heads);
     size_t floats = (size_t)decode_d(head_dim) * heads + 2 * (size_t)heads;
 
     return (2 * DECODE_CTAS + DECODE_WORKERS) * floats * sizeof(float);
@@ -730,7 +736,8 @@ int k_attn_decode(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv, const s
     args.work = (float *)plan->work;
     args.n_heads = n_heads;
     args.group = n_heads / kv->n_kv_heads;
-    args.blocks = decode_blocks(args.group);
+    args.blocks = decode_blocks(kv->head_dim, args.group);
+    args.width = k_qkv_heads(kv, n_heads) * kv->head_dim;
     args.is_half = plan->out_is_half;
     args.scale = scale * LOG2_E;
     args.weight = 1.0f;

@@ -155,7 +155,7 @@ void ref_add(float *x, const float *delta, float scale, size_t n)
 
 /* Run by run: layer l of a token has elements l * width and on, of x and of its row of the
  * table. */
-void ref_layer_embeds(float *x, const struct k_layer_embeds *e, const int32_t *ids, int n)
+void ref_embed_layers(float *x, const struct k_layer_embeds *e, const int32_t *ids, int n)
 {
     const float *table = e->table;
 

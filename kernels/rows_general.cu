@@ -3,7 +3,7 @@
  * Row operations of layers in general: norms with a mean, norms after a product, activations other
  * than silu with a gate, multipliers, learned positions. The common form of a layer (RMS norm
  * before, silu with a gate) does not come here: it has fused kernels in rows_wide.cu and
- * product.cu.
+ * product.cu. Embeddings of tokens for each layer are here, too.
  *
  * Norms take one block per row and read the row up to three times; the second and third reads hit
  * the cache, because a row is at most some 10 KB. Everything else is one element per thread. All
@@ -59,6 +59,27 @@ int k_gate(k_bf16 *out, const k_bf16 *in, enum k_activation kind, int n, int ff_
 
     return K_LAUNCH(gate_kernel, rows_blocks_of(elems), ELEM_THREADS, 0, stream, out, in, kind,
                     elems, ff_dim);
+}
+
+static __global__ void __launch_bounds__(ELEM_THREADS)
+    gate_by_kernel(k_bf16 *out, const k_bf16 *in, const k_factor by, enum k_activation kind,
+                   size_t n)
+{
+    size_t i = rows_elem_of_thread();
+    const k_bf16 *factor =
+        (const k_bf16 *)by.rows + i / by.width * (size_t)by.stride + i % by.width;
+
+    if (i < n)
+        store_bf16(out + i, activation(load_bf16(in + i), kind) * load_bf16(factor));
+}
+
+int k_gate_by(k_bf16 *out, const k_bf16 *in, const struct k_factor *by, enum k_activation kind,
+              int n, k_stream stream)
+{
+    size_t elems = (size_t)n * by->width;
+
+    return K_LAUNCH(gate_by_kernel, rows_blocks_of(elems), ELEM_THREADS, 0, stream, out, in, *by,
+                    kind, elems);
 }
 
 /* --- norms ------------------------------------------------------------------------------ */
@@ -128,7 +149,53 @@ int k_norm_within(k_bf16 *x, int stride, const struct k_norm *norm, int n, int d
     return K_LAUNCH(norm_within_kernel, n, NORM_THREADS, 0, stream, x, stride, *norm, dim);
 }
 
+/* One layer of one token by one block: norms its run of x and adds its run of the table's row. Each
+ * thread writes the elements that it alone reads. */
+static __global__ void __launch_bounds__(NORM_THREADS)
+    embed_layers_kernel(k_bf16 *x, const k_layer_embeds e, const int32_t *ids,
+                        const int32_t *sampled)
+{
+    __shared__ float shared[33];
+    int layer = blockIdx.x, token = blockIdx.y, id = ids[token];
+    size_t row = (size_t)e.n_layers * e.width, at = (size_t)layer * e.width;
+    k_bf16 *run = x + token * row + at;
+    const k_bf16 *weight = (const k_bf16 *)e.weight, *from;
+    float squares = 0.0f, scale;
+
+    id = id < 0 ? sampled[-1 - id] : id;
+    from = (const k_bf16 *)e.table + id * row + at;
+    for (int d = threadIdx.x; d < e.width; d += NORM_THREADS)
+        squares += load_bf16(run + d) * load_bf16(run + d);
+    scale = rsqrtf(block_sum(squares, shared) / e.width + e.eps);
+    for (int d = threadIdx.x; d < e.width; d += NORM_THREADS) {
+        float result = load_bf16(run + d) * scale * load_bf16(weight + d);
+
+        store_bf16(run + d, (result + e.table_scale * load_bf16(from + d)) * e.scale);
+    }
+}
+
+int k_embed_layers(k_bf16 *x, const struct k_layer_embeds *e, const int32_t *ids,
+                   const int32_t *sampled, int n, k_stream stream)
+{
+    return K_LAUNCH(embed_layers_kernel, dim3(e->n_layers, n), NORM_THREADS, 0, stream, x, *e, ids,
+                    sampled);
+}
+
 /* --- elements --------------------------------------------------------------------------- */
+
+static __global__ void __launch_bounds__(ELEM_THREADS)
+    add_within_kernel(k_bf16 *x, const k_bf16 *delta, size_t n)
+{
+    size_t i = rows_elem_of_thread();
+
+    if (i < n)
+        store_bf16(x + i, load_bf16(x + i) + load_bf16(delta + i));
+}
+
+int k_add_within(k_bf16 *x, const k_bf16 *delta, size_t n, k_stream stream)
+{
+    return K_LAUNCH(add_within_kernel, rows_blocks_of(n), ELEM_THREADS, 0, stream, x, delta, n);
+}
 
 static __global__ void __launch_bounds__(ELEM_THREADS)
     add_kernel(float *x, const k_bf16 *delta, float scale, size_t n)

@@ -107,7 +107,7 @@ static void cpu_row_task(void *arg, int task, int worker)
                     job->activation, n);
         break;
     case ROW_LAYER_EMBEDS:
-        ref_layer_embeds(job->x + wide, job->embeds, job->c->token_ids + first, n);
+        ref_embed_layers(job->x + wide, job->embeds, job->c->token_ids + first, n);
         break;
     case ROW_PLACE:
         ref_place(job->x + at, job->scale, job->a, job->c->batch->tokens.pos + first,

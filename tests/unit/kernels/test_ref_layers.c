@@ -183,7 +183,7 @@ static void check_layer_embeds(void)
         table[i] = (float)(i - 6);
         x[i] = before[i] = (float)rand() / (float)RAND_MAX - 0.5f;
     }
-    ref_layer_embeds(x, &e, ids, 2);
+    ref_embed_layers(x, &e, ids, 2);
     for (int i = 0; i < 12; i++) {
         const float *run = before + i / 3 * 3;
         double squares = 0.0, want;
