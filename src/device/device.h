@@ -36,14 +36,21 @@ struct device_pipe {
  * two parts of it. */
 #define DEVICE_WIDENED_BYTES ((size_t)128 << 20)
 
+/* Attention of layers that have the same heads, which see as many keys. */
+struct device_heads {
+    int n_heads, n_kv_heads, head_dim;
+    int window; /* k_kv.window */
+};
+
 /* The largest step; work memory is sized by it. */
 struct device_limits {
     int n_tokens, n_seqs, pages_max, len_max; /* len_max: tokens of a sequence */
     int n_tables;                             /* tables of pages, one per group of layers */
     int table_pages[DEVICE_TABLES_MAX];       /* entries of a row; 0: one per page of tokens */
     int page_tokens;
-    int n_heads, n_kv_heads, head_dim; /* maxima over all layers */
-    int n_windows;                     /* different windows of layers; "all tokens" counts as one */
+    int n_heads, head_dim; /* maxima over all layers */
+    int n_shapes;          /* of attention; 0: no layer has any */
+    struct device_heads shapes[DEVICE_TABLES_MAX];
     int dim, ff_dim, n_vocab;
     int n_experts, n_experts_used, expert_dim; /* of the largest FFN of experts: those of this
                                                 * device, of a token, and the width of one; 0
