@@ -64,9 +64,6 @@ template <int D, int TYPE, int HEADS, bool WINDOWED> struct decode {
     static constexpr int PIECES_AT = BARRIERS_AT + DECODE_WARPS * warp::STAGES * 8;
     static constexpr int SHARED = PIECES_AT + (2 * DECODE_WARPS + 1) * (int)sizeof(piece);
 
-    /* k_attn_rotates() is false for larger heads. */
-    static constexpr bool TURNS = D <= 256;
-
     static_assert(PIECE * 4 <= warp::RING, "a piece takes the ring's place");
 
     /* Blocks of heads are rare, and a division takes long. */
@@ -342,9 +339,9 @@ template <int D, int TYPE, int HEADS, bool WINDOWED> struct decode {
         part.begins = tile == 0;
         part.ends = tile + part.n == part.row_tiles;
         part.more = left > part.n;
-        part.inserts = TURNS && part.ends && a.turns != NULL;
+        part.inserts = warp::TURNS && part.ends && a.turns != NULL;
         part.token = a.qkv + (size_t)it.token * a.width;
-        part.turn = !TURNS || a.turns == NULL
+        part.turn = !warp::TURNS || a.turns == NULL
                         ? NULL
                         : (const float2 *)a.turns + (size_t)(it.len - 1) * (a.kv.head_dim / 2);
         return part;
@@ -648,7 +645,7 @@ static int decode_launch_shape(decode_args &a, const struct k_attn_plan *plan, k
     a.by_hand = !decode_engine_reads(a.kv, k::tile::ELEM);
     if (!a.by_hand && decode_map_pages<D, TYPE>(&map, a) != 0)
         return -1;
-    if constexpr (HEADS == 8 && D <= 256) {
+    if constexpr (HEADS == 8) {
         using b = brief<D, TYPE, WINDOWED>;
 
         if (k_attn_is_brief(plan, &a.kv, a.n_heads))
@@ -695,8 +692,8 @@ int k_attn_is_brief(const struct k_attn_plan *plan, const struct k_kv *kv, int n
 
     int is_short = plan->is_short || (kv->window > 0 && kv->window <= K_ATTN_SHORT);
 
-    return is_short && kv->head_dim <= 256 && decode_engine_reads(*kv, elem) &&
-           n_heads / kv->n_kv_heads <= 8 && plan->n_decodes * kv->n_kv_heads <= BRIEF_ROWS;
+    return is_short && decode_engine_reads(*kv, elem) && n_heads / kv->n_kv_heads <= 8 &&
+           plan->n_decodes * kv->n_kv_heads <= BRIEF_ROWS;
 }
 
 int k_attn_rotates(const struct k_rotary *r, const struct k_kv *kv)

@@ -52,6 +52,7 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
     static constexpr int ROOM = (28672 - DESK) / tile::STAGE;
     static constexpr int STAGES = D >= 256 || ROOM > tile::STAGES ? tile::STAGES : ROOM;
     static constexpr int RING = STAGES * tile::STAGE;
+    static constexpr bool TURNS = D <= 256; /* k_attn_rotates() is false for larger heads */
 
     static_assert(tile::STAGE % (8 * tile::PANEL) == 0, "swizzles repeat after 8 rows");
 

@@ -222,6 +222,18 @@ int k_norm_within(k_bf16 *x, int stride, const struct k_norm *norm, int n, int d
 void ref_add(float *x, const float *delta, float scale, size_t n);
 int k_add(float *x, const k_bf16 *delta, float scale, size_t n, k_stream stream);
 
+/* A sum with all that some layers do around it: x [n][dim] = (x + by * after(delta)) * scale, then
+ * out [n][dim] = norm(x), unless out is NULL. Norms are K_NORM_RMS or K_NORM_NONE. The kernel reads
+ * delta and x once from memory and again from the cache. */
+struct k_adding {
+    struct k_norm after, norm;
+    float by, scale;
+};
+void ref_add_normed(float *out, float *x, const float *delta, const struct k_adding *how, int n,
+                    int dim);
+int k_add_normed(k_bf16 *out, float *x, const k_bf16 *delta, const struct k_adding *how, int n,
+                 int dim, k_stream stream);
+
 /* x [n] += delta [n], both bf16: ref_add() with a scale of 1 is the reference. */
 int k_add_within(k_bf16 *x, const k_bf16 *delta, size_t n, k_stream stream);
 

@@ -367,6 +367,10 @@ struct device_ops {
     void (*add)(struct device *d, float *x, const void *delta, float scale, int n);
     /* x [n][dim] += delta, both of the device's type. */
     void (*add_within)(struct device *d, void *x, const void *delta, int n);
+    /* k_add_normed() of all tokens of the step; norms point to this device's memory. out NULL:
+     * nothing is normed. delta is lost. `to` as of rmsnorm(). */
+    void (*add_normed)(struct device *d, struct device_rows *out, float *x, void *delta,
+                       const struct k_adding *how, int n, const struct k_matrix *to);
     void (*soften)(struct device *d, float *logits, const struct k_softening *how, int n);
     /* out [step_rows][dim] = x + scale * delta at the step's rows. */
     void (*gather_add)(struct device *d, float *out, const float *x, const void *delta,

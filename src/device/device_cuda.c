@@ -603,6 +603,20 @@ static void cuda_add_within(struct device *d, void *x, const void *delta, int n)
               "add_within");
 }
 
+/* Sum, norms and scale in one pass over the residual. */
+static void cuda_add_normed(struct device *d, struct device_rows *out, float *x, void *delta,
+                            const struct k_adding *how, int n, const struct k_matrix *to)
+{
+    struct cuda *gpu = cuda_of(d);
+
+    cuda_keep(gpu,
+              k_add_normed(out == NULL ? NULL : out->data, x, delta, how, n, d->limits.dim,
+                           gpu->stream),
+              "add_normed");
+    if (out != NULL)
+        cuda_quantise(d, out, n, to);
+}
+
 /* Bias, scale and cap of logits, for the families that have them. */
 static void cuda_soften(struct device *d, float *logits, const struct k_softening *how, int n)
 {
@@ -809,6 +823,7 @@ static const struct device_ops cuda_ops = {
     .place = cuda_place,
     .add = cuda_add,
     .add_within = cuda_add_within,
+    .add_normed = cuda_add_normed,
     .soften = cuda_soften,
     .gather_add = cuda_gather_add,
     .few = cuda_few,

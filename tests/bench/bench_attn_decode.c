@@ -3,7 +3,7 @@
  * How fast decode attention reads: random keys and values, pages in random order, several layers
  * in turn so that nothing is in the L2 cache.
  *
- *   bench_attn_decode [ROUNDS [SHAPES]]
+ *   bench_attn_decode [ROUNDS [SHAPES [FIRST]]]
  *
  * One line a shape: microseconds of one layer (median of the rounds, each a graph of all
  * layers), the bytes of keys and values over that time as a share of 4.65 TB/s, an H200's read
@@ -45,6 +45,9 @@ static const struct shape shapes[] = {
     {"64 x 4096, 32/8 x 80", 64, 4096, 0, 0, 4, 32, 8, 80},
     {"64 x 4096, 32/32 x 96", 64, 4096, 0, 0, 1, 32, 32, 96},
     {"64 x 4096, 8/4 x 256", 64, 4096, 0, 0, 2, 8, 4, 256},
+    {"64 x 4096, 16/2 x 512", 64, 4096, 0, 0, 2, 16, 2, 512},
+    {"1 x 1024, 16/2 x 512", 1, 1024, 0, 0, 32, 16, 2, 512},
+    {"1 x 32768, 16/2 x 512", 1, 32768, 0, 0, 8, 16, 2, 512},
 };
 
 struct bench {
@@ -262,8 +265,8 @@ static void bench(const struct shape *s, int page_tokens, enum k_type type, int 
 
     bench_open(&b, page_tokens, type);
     us = time_of(&b, ATTEND);
-    turned = time_of(&b, ATTEND_TURNED);
-    overlapped = time_of(&b, ATTEND_OVERLAPPED);
+    turned = s->head_dim <= 256 ? time_of(&b, ATTEND_TURNED) : (double)NAN;
+    overlapped = s->head_dim <= 256 ? time_of(&b, ATTEND_OVERLAPPED) : (double)NAN;
     normed = s->head_dim == 128 ? time_of(&b, ATTEND_NORMED) : (double)NAN;
     read = time_of(&b, READ);
     plan = time_of(&b, PLAN);
@@ -280,10 +283,11 @@ int main(int argc, char **argv)
 {
     int rounds = argc > 1 ? atoi(argv[1]) : 20;
     size_t n_shapes = argc > 2 ? (size_t)atoi(argv[2]) : sizeof shapes / sizeof shapes[0];
+    size_t first = argc > 3 ? (size_t)atoi(argv[3]) : 0;
 
     if (rounds < 1 || rounds > ROUNDS_MAX)
         rounds = 20;
-    for (size_t i = 0; i < n_shapes && i < sizeof shapes / sizeof shapes[0]; i++) {
+    for (size_t i = first; i < first + n_shapes && i < sizeof shapes / sizeof shapes[0]; i++) {
         bench(&shapes[i], 16, K_BF16, rounds);
         bench(&shapes[i], 16, K_E4M3, rounds);
         if (i < 2) {

@@ -118,6 +118,45 @@ static void check_factors(enum k_activation kind, int n, int dim)
     free(in), free(rows), free(want), free(got);
 }
 
+/* With and without each norm; the residual is float32. */
+static void check_adding(int n, int dim)
+{
+    static const enum k_norm_kind kinds[][2] = {{K_NORM_RMS, K_NORM_RMS},
+                                                {K_NORM_RMS, K_NORM_NONE},
+                                                {K_NORM_NONE, K_NORM_RMS}};
+    size_t size = (size_t)n * (size_t)dim;
+    float *first = gpu_random(size, 3.0f), *delta = gpu_random(size, 2.0f);
+    float *weights = gpu_random(2 * (size_t)dim, 2.0f), *x = malloc(size * 4);
+    float *want = malloc(size * 4), *got;
+    k_bf16 *ddelta = gpu_bf16(delta, size), *out = gpu_array(NULL, size * 2);
+    k_stream s = device_cuda_stream(gpu);
+
+    for (int i = 0; i < 4; i++) {
+        const enum k_norm_kind *kind = kinds[i % 3];
+        struct k_adding host = {{kind[0], weights, NULL, 1e-2f},
+                                {kind[1], weights + dim, NULL, 1e-5f},
+                                i == 1 ? 1.0f : 0.7f,
+                                i == 0 ? 1.0f : 1.3f};
+        struct k_adding dev = host;
+        float *dx = gpu_array(first, size * 4);
+
+        dev.after.weight = gpu_bf16(weights, (size_t)dim);
+        dev.norm.weight = gpu_bf16(weights + dim, (size_t)dim);
+        memcpy(x, first, size * 4);
+        ref_add_normed(i == 3 ? NULL : want, x, delta, &host, n, dim);
+        gpu_must(k_add_normed(i == 3 ? NULL : out, dx, ddelta, &dev, n, dim, s));
+        got = malloc(size * 4);
+        ok(gpu_get(got, dx, size * 4), "guard bands are whole");
+        gpu_compare(got, x, size, 1e-11, 2e-6, "sums with a norm and a scale");
+        free(got);
+        got = gpu_floats(out, size);
+        if (i < 3)
+            gpu_compare(got, want, size, 5e-6, 4.1e-3, "and their norm");
+        free(got);
+    }
+    free(first), free(delta), free(weights), free(x), free(want);
+}
+
 /* Ids below 0 stand for sampled ones, of which the reference sees the real ones. */
 static void check_embeds(int n, int n_layers, int width)
 {
@@ -157,6 +196,7 @@ int main(void)
         check_norm(K_NORM_NONE, false, n, dim);
         check_elements(n, dim);
         check_factors(K_GELU_TANH, n, dim);
+        check_adding(n, dim);
     }
     check_embeds(1, 3, 12);
     check_embeds(5, 42, 256);
