@@ -193,8 +193,8 @@ template <int D, int TYPE, bool WINDOWED> struct brief {
 template <int D, int TYPE, bool NORMED, bool WINDOWED>
 static __global__ void __cluster_dims__(8, 1, 1)
     __launch_bounds__(DECODE_WARPS * 32, D > 256 ? 1 : 2)
-    attn_brief_kernel(const __grid_constant__ CUtensorMap map,
-                      const __grid_constant__ decode_args a)
+        attn_brief_kernel(const __grid_constant__ CUtensorMap map,
+                          const __grid_constant__ decode_args a)
 {
     using b = brief<D, TYPE, WINDOWED>;
     using warp = typename b::warp;
@@ -244,11 +244,12 @@ static __global__ void __cluster_dims__(8, 1, 1)
     p.token = token_idx;
     p.head = r.kv_head * a.group;
     p.n_heads = a.group;
-    inserts = warp::TURNS && a.turns != NULL && (r.n_tiles - 1 - r.first_tile) % b::WORKERS == worker;
+    inserts =
+        warp::TURNS && a.turns != NULL && (r.n_tiles - 1 - r.first_tile) % b::WORKERS == worker;
     warp::clear(st);
     if (r.first_tile + worker < r.n_tiles) {
-        b::template begin<NORMED>(
-            r, st, a, a.qkv + (size_t)token_idx * a.width, seq, token_idx, inserts);
+        b::template begin<NORMED>(r, st, a, a.qkv + (size_t)token_idx * a.width, seq, token_idx,
+                                  inserts);
         b::walk(r, st, a, &map, policy, worker, inserts);
     }
     warp::add_sums(st);

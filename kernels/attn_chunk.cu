@@ -20,7 +20,7 @@
 
 #define WARPS   8
 #define ROWS    K_TILE_ROWS
-#define PAD     8  /* elements after a row, so that ldmatrix meets all banks */
+#define PAD     8 /* elements after a row, so that ldmatrix meets all banks */
 #define LOG2_E  1.44269504f
 #define NOTHING (-1e30f)
 
@@ -319,8 +319,7 @@ static __global__ void __launch_bounds__(WARPS * 32) attn_chunk_kernel(const chu
 
     for (int row = threadIdx.x / 8; row < ROWS; row += WARPS * 4) {
         size_t head = kv_head * group + row % group;
-        const k_bf16 *from =
-            a.qkv + (size_t)(token0 + row / group) * a.width + head * hd;
+        const k_bf16 *from = a.qkv + (size_t)(token0 + row / group) * a.width + head * hd;
 
         chunk_copy_row<D>(queries + row * (D + PAD), row / group < n_tokens ? from : NULL, hd,
                           threadIdx.x % 8);
@@ -334,8 +333,8 @@ static __global__ void __launch_bounds__(WARPS * 32) attn_chunk_kernel(const chu
         float score[BLOCK / 8][4];
         int limit[2] = {pos0 + row0 / group - base, pos0 + (row0 + 8) / group - base};
 
-        chunk_copy_block<form::PART, BLOCK>(values, a, pages, kv_head, base, lowest, last, values_at,
-                                            hd - form::first());
+        chunk_copy_block<form::PART, BLOCK>(values, a, pages, kv_head, base, lowest, last,
+                                            values_at, hd - form::first());
         chunk_wait_groups<1>(); /* the keys */
         __syncthreads();
         chunk_score_block<D>(score, queries + warp * 16 * (D + PAD), keys);
@@ -371,8 +370,8 @@ int k_attn_chunk(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv, const st
                  const struct k_attn_plan *plan, int n_heads, float scale, k_stream stream)
 {
     int hd = kv->head_dim;
-    chunk_args args = {out,     qkv,   *kv,  *t, *plan,
-                       n_heads, scale, 1.0f, k_qkv_heads(kv, n_heads) * hd};
+    chunk_args args = {
+        out, qkv, *kv, *t, *plan, n_heads, scale, 1.0f, k_qkv_heads(kv, n_heads) * hd};
 
     if (sm90_attn_chunk_takes(kv, qkv, n_heads))
         return k_attn_chunk_sm90(out, qkv, kv, t, plan, n_heads, scale, stream);

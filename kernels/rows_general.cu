@@ -166,8 +166,8 @@ template <int W> static __device__ inline void rows_take(float to[W], const k_bf
 template <int W> static __device__ inline void rows_put(k_bf16 *to, const float from[W])
 {
     if (W == 4)
-        *(uint2 *)to = make_uint2(pack_bf16(from[0], from[1 % W]),
-                                  pack_bf16(from[2 % W], from[3 % W]));
+        *(uint2 *)to =
+            make_uint2(pack_bf16(from[0], from[1 % W]), pack_bf16(from[2 % W], from[3 % W]));
     else
         store_bf16(to, from[0]);
 }

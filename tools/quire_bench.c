@@ -286,7 +286,8 @@ static void bench_decode(struct bench *n, int n_seqs, int first, int last)
     us = (double)(clock_us() - start) / (last - warm);
     printf("decode, %d sequence%s, context %d to %d: %.3f ms a step, %.1f tok/s", n_seqs,
            n_seqs == 1 ? "" : "s", warm, last, us * 1e-3, n_seqs * 1e6 / us);
-    print_share(n, weight_bytes(n->shape, n_seqs) + kv_bytes(n, (double)n_seqs * (warm + last) / 2.0), us);
+    print_share(
+        n, weight_bytes(n->shape, n_seqs) + kv_bytes(n, (double)n_seqs * (warm + last) / 2.0), us);
     printf(", idle between steps %.1f us\n", median_gap(n));
     print_ranks(n);
     settle(n);

@@ -569,10 +569,9 @@ static void cuda_layer_embeds(struct device *d, void *x, const struct k_layer_em
 {
     struct cuda *gpu = cuda_of(d);
 
-    cuda_keep(gpu,
-              k_embed_layers(x, e, gpu->tokens.ids, gpu->sampled, gpu->tokens.n_tokens,
-                             gpu->stream),
-              "layer_embeds");
+    cuda_keep(
+        gpu, k_embed_layers(x, e, gpu->tokens.ids, gpu->sampled, gpu->tokens.n_tokens, gpu->stream),
+        "layer_embeds");
 }
 
 /* Positions come from the mirror, so a recorded step can be replayed. */
@@ -609,10 +608,10 @@ static void cuda_add_normed(struct device *d, struct device_rows *out, float *x,
 {
     struct cuda *gpu = cuda_of(d);
 
-    cuda_keep(gpu,
-              k_add_normed(out == NULL ? NULL : out->data, x, delta, how, n, d->limits.dim,
-                           gpu->stream),
-              "add_normed");
+    cuda_keep(
+        gpu,
+        k_add_normed(out == NULL ? NULL : out->data, x, delta, how, n, d->limits.dim, gpu->stream),
+        "add_normed");
     if (out != NULL)
         cuda_quantise(d, out, n, to);
 }

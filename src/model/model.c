@@ -373,8 +373,8 @@ static struct device_limits model_rank_limits(struct model *m, const struct rank
         if (!plan_is_first_of_shape(&m->plan, i))
             continue;
         must(limits.n_shapes < DEVICE_TABLES_MAX); /* no more than groups of pages */
-        limits.shapes[limits.n_shapes++] = (struct device_heads){
-            attn->n_heads, attn->n_kv_heads, attn->head_dim, attn->window};
+        limits.shapes[limits.n_shapes++] =
+            (struct device_heads){attn->n_heads, attn->n_kv_heads, attn->head_dim, attn->window};
     }
     return limits;
 }

@@ -263,7 +263,7 @@ static void pass_add_delta(const struct pass *p)
 
 /* delta = rows * w + bias, of all ranks together. */
 static void pass_make_delta(const struct pass *p, const struct device_rows *rows,
-                           struct pass_sum sum)
+                            struct pass_sum sum)
 {
     const struct device_ops *op = p->d->ops;
 

@@ -328,7 +328,6 @@ static void upload(struct attn_run *r)
     }
 }
 
-
 /* Whether they may, so that it makes a difference. */
 static int is_short(const struct attn_case *c)
 {

@@ -121,9 +121,8 @@ static void check_factors(enum k_activation kind, int n, int dim)
 /* With and without each norm; the residual is float32. */
 static void check_adding(int n, int dim)
 {
-    static const enum k_norm_kind kinds[][2] = {{K_NORM_RMS, K_NORM_RMS},
-                                                {K_NORM_RMS, K_NORM_NONE},
-                                                {K_NORM_NONE, K_NORM_RMS}};
+    static const enum k_norm_kind kinds[][2] = {
+        {K_NORM_RMS, K_NORM_RMS}, {K_NORM_RMS, K_NORM_NONE}, {K_NORM_NONE, K_NORM_RMS}};
     size_t size = (size_t)n * (size_t)dim;
     float *first = gpu_random(size, 3.0f), *delta = gpu_random(size, 2.0f);
     float *weights = gpu_random(2 * (size_t)dim, 2.0f), *x = malloc(size * 4);
@@ -175,8 +174,8 @@ static void check_embeds(int n, int n_layers, int width)
     dev.table = gpu_bf16(table, VOCAB * row);
     dev.weight = gpu_bf16(weight, (size_t)width);
     ref_embed_layers(x, &host, real, n);
-    gpu_must(k_embed_layers(dx, &dev, gpu_array(ids, (size_t)n * 4),
-                            gpu_array(real, (size_t)n * 4), n, device_cuda_stream(gpu)));
+    gpu_must(k_embed_layers(dx, &dev, gpu_array(ids, (size_t)n * 4), gpu_array(real, (size_t)n * 4),
+                            n, device_cuda_stream(gpu)));
     got = gpu_floats(dx, size);
     gpu_compare(got, x, size, 5e-6, 4.1e-3, "embedded for each layer");
     free(x), free(table), free(weight), free(real), free(ids), free(got);

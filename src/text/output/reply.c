@@ -792,15 +792,24 @@ bool reply_reasoning_named(const char *name, enum reply_reasoning *out)
         const char *name;
         enum reply_reasoning reasoning;
     } names[] = {
-        {"none", REPLY_NO_REASONING}, {"mistral", REPLY_THINK_BRACKETS},
-        {"think", REPLY_THINK},       {"qwen3", REPLY_THINK},
-        {"deepseek_r1", REPLY_THINK}, {"deepseek_v3", REPLY_THINK},
-        {"deepseek_v4", REPLY_THINK}, {"glm45", REPLY_THINK},
-        {"glm47", REPLY_THINK},       {"kimi_k2", REPLY_THINK},
-        {"mimo", REPLY_THINK},        {"minimax_m2", REPLY_THINK},
-        {"nemotron_v3", REPLY_THINK}, {"olmo3", REPLY_THINK},
-        {"step3", REPLY_THINK},       {"ernie45", REPLY_THINK},
-        {"holo2", REPLY_THINK},       {"gemma4", REPLY_THINK_CHANNEL},
+        {"none", REPLY_NO_REASONING},
+        {"mistral", REPLY_THINK_BRACKETS},
+        {"think", REPLY_THINK},
+        {"qwen3", REPLY_THINK},
+        {"deepseek_r1", REPLY_THINK},
+        {"deepseek_v3", REPLY_THINK},
+        {"deepseek_v4", REPLY_THINK},
+        {"glm45", REPLY_THINK},
+        {"glm47", REPLY_THINK},
+        {"kimi_k2", REPLY_THINK},
+        {"mimo", REPLY_THINK},
+        {"minimax_m2", REPLY_THINK},
+        {"nemotron_v3", REPLY_THINK},
+        {"olmo3", REPLY_THINK},
+        {"step3", REPLY_THINK},
+        {"ernie45", REPLY_THINK},
+        {"holo2", REPLY_THINK},
+        {"gemma4", REPLY_THINK_CHANNEL},
         {"openai_gptoss", REPLY_NO_REASONING}, /* channels */
     };
 

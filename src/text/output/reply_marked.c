@@ -182,8 +182,7 @@ static void reply_say_member(struct reply *reply)
     struct buf member = {0};
 
     buf_add_text(&member, reply->has_args ? ", " : "");
-    if (reply->value.len > 0 &&
-        reply_add_marked(&member, reply->value.bytes, reply->value.len)) {
+    if (reply->value.len > 0 && reply_add_marked(&member, reply->value.bytes, reply->value.len)) {
         reply_say(reply, REPLY_CALL_ARGS, member.bytes, member.len);
         reply->has_args = true;
     }

@@ -116,7 +116,7 @@ void reply_end_call(struct reply *reply, int state);
 /* The text was not a call after all: emit the bytes consumed for it as content. */
 void reply_fail_call(struct reply *reply);
 
-/* --- steps, in reply_json.c, reply_tags.c and reply_marked.c: false when more text is needed --- */
+/* --- steps, in reply_json.c, _tags.c and _marked.c: false when more text is needed --- */
 
 bool reply_step_args_begin(struct reply *reply);
 bool reply_step_args(struct reply *reply);

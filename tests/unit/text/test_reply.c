@@ -193,7 +193,8 @@ static const struct {
      "\"o\": {\"k\": \"\", \"m\": {}, \"l\": []}})|1:g({})"},
     /* spaces, marked keys, strings of JSON, words without marks */
     {REPLY_GEMMA4,
-     "<|tool_call>call: f { <|\"|>a b<|\"|> : \"x, }\\\"\" , b : 1.5e3 , c : Oslo, d:None}<tool_call|>",
+     "<|tool_call>call: f { <|\"|>a b<|\"|> : \"x, }\\\"\" , b : 1.5e3 , c : Oslo, d:None}"
+     "<tool_call|>",
      "|0:f({\"a b\": \"x, }\\\"\", \"b\": 1500.0, \"c\": \"Oslo\", \"d\": null})"},
     /* the bracket is forgotten; the call is cut; a value is no value; no call */
     {REPLY_GEMMA4, "<|tool_call>call:f{i:7<tool_call|>So.", "|0:f({\"i\": 7})|C:So."},
@@ -312,8 +313,7 @@ static void test_long(void)
         must_ok(reply_finish(&r));
         ok(t.text.len >= 1000000 || longs[i].format == REPLY_QWEN3_CODER ||
                longs[i].format == REPLY_GEMMA4,
-           "a megabyte after %s",
-           longs[i].head);
+           "a megabyte after %s", longs[i].head);
         reply_fini(&r);
         buf_fini(&t.text);
     }
