@@ -403,6 +403,19 @@ static void cuda_quantise(struct device *d, struct device_rows *rows, int n,
                   "quantise");
 }
 
+/* Few rows of plain weights: k_multiply() is nearer to the time of a read, and begins while the
+ * operation before it ends. */
+static void cuda_run_few(struct cuda *gpu, const struct gemm_product *p)
+{
+    const struct k_product product = {.kind = p->y_is_float ? K_PRODUCT_FLOAT : K_PRODUCT_PLAIN,
+                                      .x = p->x,
+                                      .w = p->w,
+                                      .bias = p->bias,
+                                      .y = p->y};
+
+    cuda_keep(gpu, k_multiply(&product, p->n, gpu->n_sms, gpu->stream), "matmul");
+}
+
 /* Selects codes or plain rows by the format of w. */
 static void cuda_run_product(struct device *d, struct gemm_product p, const struct device_rows *x)
 {
@@ -416,6 +429,8 @@ static void cuda_run_product(struct device *d, struct gemm_product p, const stru
     }
     if (k_format_is_packed(&p.w->format))
         cuda_keep(gpu, packed_run(gpu, &p), "matmul");
+    else if (k_format_is_plain(&p.w->format) && k_multiply_takes(p.w, p.n))
+        cuda_run_few(gpu, &p);
     else
         cuda_keep(gpu, gemm_run(gpu->gemm, &p, gpu->stream), "matmul");
 }

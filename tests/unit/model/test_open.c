@@ -211,6 +211,8 @@ static void check_two_shapes(void)
     model_close(m);
     m = NULL;
     o.device = "card:h200";
+    o.dummy_weights = true;
+    o.gpu_memory_utilization = 0.5;
     is_int(model_open(&m, &o), ERR_OK, "and on a card");
     model_close(m);
 }
