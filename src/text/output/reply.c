@@ -91,6 +91,7 @@ const struct reply_shape reply_formats[REPLY_FORMATS] = {
                       .head = {"call:"},
                       .end = {"{"},
                       .close = "<tool_call|>",
+                      .section = {"<|tool_response>"}, /* asks for the results */
                       .args = ARGS_MARKED},
     [REPLY_HARMONY] = {.name = "openai"},
     [REPLY_LIST] = {.name = "json_list", .args = ARGS_JSON, .first = '['},

@@ -198,6 +198,7 @@ static const struct {
      "|0:f({\"a b\": \"x, }\\\"\", \"b\": 1500.0, \"c\": \"Oslo\", \"d\": null})"},
     /* the bracket is forgotten; the call is cut; a value is no value; no call */
     {REPLY_GEMMA4, "<|tool_call>call:f{i:7<tool_call|>So.", "|0:f({\"i\": 7})|C:So."},
+    {REPLY_GEMMA4, "<|tool_call>call:f{i:7}<tool_call|><|tool_response>", "|0:f({\"i\": 7})"},
     {REPLY_GEMMA4, "<|tool_call>call:f{i:7,s:<|\"|>a", "|0:f({\"i\": 7"},
     {REPLY_GEMMA4, "<|tool_call>call:f{z:[1 2},}<tool_call|>", "|0:f({\"z\": \"[1 2}\"})"},
     {REPLY_GEMMA4, "<|tool_call>f{}<tool_call|>", "|C:<|tool_call>f{}<tool_call|>"},
