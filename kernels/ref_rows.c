@@ -207,9 +207,30 @@ void ref_add(float *x, const float *delta, float scale, size_t n)
         x[i] += scale * delta[i];
 }
 
+void ref_add_normed(float *out, float *x, const float *delta, const struct k_adding *how, int n,
+                    int dim)
+{
+    for (int token = 0; token < n; token++, x += dim, delta += dim) {
+        double sum = 0.0;
+
+        for (int d = 0; d < dim; d++)
+            sum += (double)delta[d] * (double)delta[d];
+        for (int d = 0; d < dim; d++) {
+            float y = delta[d];
+
+            if (how->after.kind == K_NORM_RMS)
+                y *= (float)(1.0 / sqrt(sum / dim + (double)how->after.eps)) *
+                     ((const float *)how->after.weight)[d];
+            x[d] = (x[d] + how->by * y) * how->scale;
+        }
+        if (out != NULL)
+            norm_row(out + (size_t)token * dim, x, &how->norm, dim);
+    }
+}
+
 /* Run by run: layer l of a token has elements l * width and on, of x and of its row of the
  * table. */
-void ref_layer_embeds(float *x, const struct k_layer_embeds *e, const int32_t *ids, int n)
+void ref_embed_layers(float *x, const struct k_layer_embeds *e, const int32_t *ids, int n)
 {
     const float *table = e->table;
 

@@ -573,6 +573,7 @@ static const struct device_ops cpu_ops = {
     .gate_by = cpu_gate_by,
     .layer_embeds = cpu_layer_embeds,
     .add_within = cpu_add_within,
+    .add_normed = cpu_add_normed,
     .place = cpu_place,
     .add = cpu_add,
     .soften = cpu_soften,

@@ -136,15 +136,15 @@ void pass_add(const struct pass *p, const struct device_rows *rows, struct pass_
 void pass_leave(const struct pass *p, const struct device_rows *rows, struct pass_sum sum,
                 struct pass_next next);
 
-/* pass_add() without the norm, for layers whose work goes on; in parts only. */
-void pass_add_only(const struct pass *p, const struct device_rows *rows, struct pass_sum sum);
+/* x = (x + r * after(rows * w + bias)) * scale, then normed = norm(x), for layers with more sums or
+ * a scale; in parts only. No reader: nothing is normed. */
+void pass_add_scaled(const struct pass *p, const struct device_rows *rows, struct pass_sum sum,
+                     float scale, struct pass_next next);
 
-/* x += after(out(activation(gate(x)) * embeds of layer i)); in parts only. */
-void pass_add_embeds(const struct pass *p, enum k_activation kind, const struct layer_weights *w,
-                     int i);
-
-/* x = scale * x; in parts only. */
-void pass_scale(const struct pass *p, float scale);
+/* The third sum of a layer, out(activation(gate(normed)) * embeds of layer i), whose rows are in
+ * a->ff; in parts only. */
+struct pass_sum pass_gate_embeds(const struct pass *p, enum k_activation kind,
+                                 const struct layer_weights *w, int i);
 
 /* The residual is that of the last layer: the logits of the step's rows. */
 void pass_finish_entered(const struct pass *p);

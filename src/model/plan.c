@@ -325,12 +325,17 @@ static int plan_wider(int a, int b)
     return a > b ? a : b;
 }
 
-/* True if no layer before i has attention with the same window. */
-static bool plan_is_first_of_window(const struct plan *p, int i)
+static bool plan_has_shape(const struct layer_plan *layer, const struct attn_plan *attn)
+{
+    return layer->mixer == MIXER_ATTENTION && layer->attn.window == attn->window &&
+           layer->attn.n_heads == attn->n_heads && layer->attn.n_kv_heads == attn->n_kv_heads &&
+           layer->attn.head_dim == attn->head_dim;
+}
+
+bool plan_is_first_of_shape(const struct plan *p, int i)
 {
     for (int j = 0; j < i; j++) {
-        if (p->layers[j].mixer == MIXER_ATTENTION &&
-            p->layers[j].attn.window == p->layers[i].attn.window)
+        if (plan_has_shape(&p->layers[j], &p->layers[i].attn))
             return false;
     }
     return p->layers[i].mixer == MIXER_ATTENTION;
@@ -359,10 +364,8 @@ struct plan_widths plan_widest(const struct plan *p)
         widest.ffn_in = plan_wider(widest.ffn_in, plan_ffn_in(layer));
         widest.ff = plan_wider(widest.ff, layer->ffn.ff_dim);
         widest.n_heads = plan_wider(widest.n_heads, layer->attn.n_heads);
-        widest.n_kv_heads = plan_wider(widest.n_kv_heads, layer->attn.n_kv_heads);
         widest.head_dim = plan_wider(widest.head_dim, layer->attn.head_dim);
         widest.has_states = widest.has_states || layer->mixer == MIXER_RECURRENT;
-        widest.n_windows += plan_is_first_of_window(p, i);
         plan_widen_experts(&widest.experts, &layer->ffn.experts);
         if (layer->attn.qk_norm == QK_NORM_WHOLE)
             widest.norms_whole = true;

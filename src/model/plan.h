@@ -154,13 +154,15 @@ int plan_ffn_in(const struct layer_plan *l);
 /* The maxima over all layers, by which activations and the device's work areas are sized. */
 struct plan_widths {
     int mixer_in, mixer_out, ffn_in, ff;
-    int n_heads, n_kv_heads, head_dim; /* of attention; 0 without any */
+    int n_heads, head_dim; /* of attention; 0 without any */
     bool has_states;
-    int n_windows; /* different windows of attention layers; "all tokens" counts as one */
     struct experts_widths experts;
     bool is_apart;    /* some layer has a dense FFN beside experts */
     bool norms_whole; /* some layer norms queries and keys over all heads */
 };
 struct plan_widths plan_widest(const struct plan *p);
+
+/* True if no layer before i has attention of the same shape: heads and window. */
+bool plan_is_first_of_shape(const struct plan *p, int i);
 
 #endif

@@ -48,6 +48,9 @@ static const struct shape shapes[] = {
     {"64 x 4096, 32/32 x 96", 64, 4096, 0, 0, 1, 32, 32, 96, 0},
     {"64 x 4096, 8/4 x 256", 64, 4096, 0, 0, 2, 8, 4, 256, 0},
     {"64 x 8192, last 128, 64/8 x 64", 64, 8192, 0, 0, 12, 64, 8, 64, 128},
+    {"64 x 4096, 16/2 x 512", 64, 4096, 0, 0, 2, 16, 2, 512, 0},
+    {"1 x 1024, 16/2 x 512", 1, 1024, 0, 0, 32, 16, 2, 512, 0},
+    {"1 x 32768, 16/2 x 512", 1, 32768, 0, 0, 8, 16, 2, 512, 0},
 };
 
 struct bench {
@@ -272,8 +275,8 @@ static void bench(const struct shape *s, int page_tokens, enum k_type type, int 
 
     bench_open(&b, page_tokens, type);
     us = time_of(&b, ATTEND);
-    turned = time_of(&b, ATTEND_TURNED);
-    overlapped = time_of(&b, ATTEND_OVERLAPPED);
+    turned = s->head_dim <= 256 ? time_of(&b, ATTEND_TURNED) : (double)NAN;
+    overlapped = s->head_dim <= 256 ? time_of(&b, ATTEND_OVERLAPPED) : (double)NAN;
     normed = s->head_dim == 128 ? time_of(&b, ATTEND_NORMED) : (double)NAN;
     read = time_of(&b, READ);
     plan = time_of(&b, PLAN);

@@ -291,16 +291,6 @@ static int layers_of(const char *folder, bool *divide)
     return n;
 }
 
-/* The cuda device refuses some families. */
-static bool is_cpu_only(const char *folder)
-{
-    struct hf_config *c = calloc(1, sizeof *c);
-    bool only = hf_config_read(c, folder) == ERR_OK && c->arch->cpu_only;
-
-    free(c);
-    return only;
-}
-
 /* With 1, 2, 3 and 4 ranks, or as many as there are GPUs. fits: the numbers of ranks that divide
  * the model's heads and columns; the others are refused. whole: those for which whole experts are
  * divided, too. */
@@ -433,10 +423,6 @@ int main(void)
             continue;
         }
         n_found++;
-        if (on_gpu && is_cpu_only(folder)) {
-            check_refused(models[i].name, folder, 1, 1);
-            continue;
-        }
         limit = !on_gpu ? 1e-4 : models[i].noise > 1e-2 ? 2.0 * models[i].noise : 2e-2;
         check_ranks(models[i].name, folder, path, models[i].fits, whole_of(models[i].name));
         check_stages(models[i].name, folder, path, models[i].fits);

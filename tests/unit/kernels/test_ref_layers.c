@@ -240,6 +240,25 @@ static void check_factors(void)
     ok(worst < 1e-6, "an activation times a part of other rows: within %.1e", worst);
 }
 
+/* A row of three, by hand: the norm of the result, the sum, the scale, the norm of that. */
+static void check_adding(void)
+{
+    const float delta[3] = {1.0f, 2.0f, -2.0f}, after[3] = {3.0f, 1.0f, 0.5f};
+    const float norm[3] = {1.0f, 2.0f, 1.0f};
+    const struct k_adding how = {
+        {K_NORM_RMS, after, NULL, 1.0f}, {K_NORM_RMS, norm, NULL, 0.0f}, 2.0f, 0.5f};
+    float x[3] = {1.0f, -1.0f, 2.0f}, out[3];
+
+    ref_add_normed(out, x, delta, &how, 1, 3);
+    /* The mean square is 3, so the norm divides by 2. */
+    ok(fabsf(x[0] - 2.0f) < 1e-6f && fabsf(x[1] - 0.5f) < 1e-6f && fabsf(x[2] - 0.5f) < 1e-6f,
+       "a sum with a norm and a scale");
+    /* 4.5 / 3 = 1.5 is the mean square. */
+    ok(fabsf(out[0] - 2.0f / sqrtf(1.5f)) < 1e-6f && fabsf(out[1] - 1.0f / sqrtf(1.5f)) < 1e-6f &&
+           fabsf(out[2] - 0.5f / sqrtf(1.5f)) < 1e-6f,
+       "and the next norm");
+}
+
 /* Two tokens, two layers of 3. */
 static void check_layer_embeds(void)
 {
@@ -253,7 +272,7 @@ static void check_layer_embeds(void)
         table[i] = (float)(i - 6);
         x[i] = before[i] = (float)rand() / (float)RAND_MAX - 0.5f;
     }
-    ref_layer_embeds(x, &e, ids, 2);
+    ref_embed_layers(x, &e, ids, 2);
     for (int i = 0; i < 12; i++) {
         const float *run = before + i / 3 * 3;
         double squares = 0.0, want;
@@ -277,6 +296,7 @@ int main(void)
     check_exact_squares();
     check_elements();
     check_factors();
+    check_adding();
     check_layer_embeds();
     return tap_done();
 }
