@@ -4,7 +4,8 @@
  *
  * With model.safetensors.index.json, only the files that it names are read, because folders often
  * hold a second copy of the weights in another arrangement, and each name must be in the file that
- * the index gives. Without it, the one file is model.safetensors.
+ * the index gives. Without it, the one file is model.safetensors. A folder that has neither may
+ * have PyTorch's files, pytorch_model.bin with or without an index.
  *
  * A checkpoint may also be a GGUF file, or several with names such as NAME-00001-of-00003.gguf.
  *
@@ -28,6 +29,7 @@
 #include "base/must.h"
 #include "model/hf_config.h"
 #include "model/safetensors.h"
+#include "model/torch_zip.h"
 
 /* Bounds against damaged or hostile folders; real ones are far below. */
 #define FILES_MAX       4096
@@ -46,7 +48,7 @@ struct checkpoint {
     struct arena arena;
     struct checkpoint_file *files;
     int n_files;
-    bool is_gguf;
+    enum { FILES_SAFETENSORS, FILES_TORCH, FILES_GGUF } kind;
     struct tensor *tensors; /* of all files, sorted by name for bsearch() */
     size_t n_tensors;
 };
@@ -124,15 +126,22 @@ static int checkpoint_parse_gguf(struct tensor_list *out, struct arena *arena,
 static int checkpoint_open_file(struct checkpoint *c, int file)
 {
     struct checkpoint_file *entry = &c->files[file];
-    char why[300];
+    char why[500];
     int rc = checkpoint_map_file(entry);
 
     if (rc != ERR_OK)
         return rc;
-    if (c->is_gguf)
-        rc = checkpoint_parse_gguf(&entry->list, &c->arena, entry, why, sizeof why);
-    else
+    switch (c->kind) {
+    case FILES_SAFETENSORS:
         rc = safetensors_parse(&entry->list, &c->arena, entry->map, entry->len, why, sizeof why);
+        break;
+    case FILES_TORCH:
+        rc = torch_zip_parse(&entry->list, &c->arena, entry->map, entry->len, why, sizeof why);
+        break;
+    case FILES_GGUF:
+        rc = checkpoint_parse_gguf(&entry->list, &c->arena, entry, why, sizeof why);
+        break;
+    }
     if (rc != ERR_OK) {
         log_error("model: %s: %s", entry->path, rc == ERR_NO_MEMORY ? err_sentence(rc) : why);
         return rc;
@@ -272,7 +281,7 @@ static int checkpoint_add_gguf(struct checkpoint *c, const char *path)
     size_t stem = 0, room = strlen(path) + 1;
     int n, rc = checkpoint_count_gguf(path, &stem, &n);
 
-    c->is_gguf = true;
+    c->kind = FILES_GGUF;
     for (int i = 0; i < n && rc == ERR_OK; i++) {
         char *name = arena_alloc(&c->arena, room);
 
@@ -307,24 +316,37 @@ static int checkpoint_open_files(struct checkpoint *c, const char *dir, const st
     return checkpoint_check_index(c, map);
 }
 
-/* A folder of safetensors files. */
+static bool checkpoint_has(const char *dir, const char *name)
+{
+    char path[4096];
+
+    (void)snprintf(path, sizeof path, "%s/%s", dir, name); /* a path that is cut does not exist */
+    return access(path, F_OK) == 0;
+}
+
+/* A folder of safetensors files, or of PyTorch's. */
 static int checkpoint_open_folder(struct checkpoint *c, const char *dir)
 {
     const struct json *map = NULL;
+    const char *file = "model.safetensors";
     char path[4096], *text = NULL;
     size_t len = 0;
     int rc;
 
-    (void)snprintf(path, sizeof path, "%s/model.safetensors.index.json",
-                   dir); /* a path that is cut does not
-                          * exist */
+    if (!checkpoint_has(dir, file) && !checkpoint_has(dir, "model.safetensors.index.json") &&
+        (checkpoint_has(dir, "pytorch_model.bin") ||
+         checkpoint_has(dir, "pytorch_model.bin.index.json"))) {
+        file = "pytorch_model.bin";
+        c->kind = FILES_TORCH;
+    }
+    (void)snprintf(path, sizeof path, "%s/%s.index.json", dir, file);
     rc = config_file(&text, &len, path, INDEX_BYTES_MAX);
     if (rc == ERR_OK)
         rc = checkpoint_read_index(c, &map, path, text, len);
     else if (rc == ERR_NOT_FOUND)
         rc = ERR_OK;
     if (rc == ERR_OK && map == NULL)
-        rc = checkpoint_add_file(c, dir, "model.safetensors");
+        rc = checkpoint_add_file(c, dir, file);
     if (rc >= ERR_OK)
         rc = checkpoint_open_files(c, dir, map);
     mem_free(text);

@@ -40,7 +40,8 @@ int safetensors_parse(struct tensor_list *out, struct arena *arena, const uint8_
                       size_t len, char *why, size_t why_cap) ERR_CHECKED;
 
 /* All tensors of a folder: the files named in model.safetensors.index.json, or model.safetensors
- * without an index; or those of a GGUF file, and of the files of its set. */
+ * without an index, or else pytorch_model.bin and its index (torch_zip.h); or those of a GGUF file,
+ * and of the files of its set. */
 struct checkpoint;
 
 /* Errors as safetensors_parse(), ERR_NOT_FOUND for a missing file, ERR_SYNTAX for a broken index,

@@ -371,6 +371,7 @@ static const struct {
     {"families/olmo2", "24", 1.1e-02},
     {"families/olmo3", "24", 1.2e-02},
     {"families/opt", "24", 9.8e-03},
+    {"families/opt-torch", "24", 9.8e-03},
     {"families/phi", "24", 1.3e-02},
     {"families/phi3", "24", 2.9e-02},
     {"families/qwen2-yarn", "24", 2.6e-02},
