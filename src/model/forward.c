@@ -52,6 +52,18 @@ static struct k_state forward_state_of(const struct forward *f, int i)
                             .group = f->cache->layers[i].group};
 }
 
+/* The matrix that reads a mixer's input; with Gated DeltaNet two do, of which one takes rows of the
+ * device's type. */
+static const struct k_matrix *forward_mixer_reader(const struct layer_plan *plan,
+                                                   const struct layer_weights *w)
+{
+    static const struct k_matrix plain = {.n_in = 0};
+
+    if (plan->mixer == MIXER_DELTA)
+        return &plain;
+    return &w->mixer_in;
+}
+
 /* The matrix that reads an FFN's input; that of experts takes rows of the device's type. */
 static const struct k_matrix *forward_ffn_reader(const struct layer_plan *plan,
                                                  const struct layer_weights *w)
@@ -80,9 +92,14 @@ static void forward_run_mixer(const struct forward *f, const struct pass *p, int
     struct k_state state;
     struct k_kv kv;
 
-    pass_project(p, p->a->mixer_in, &weights->mixer_in, weights->mixer_in_bias);
+    if (plan->mixer == MIXER_DELTA)
+        pass_project_delta(p, weights);
+    else
+        pass_project(p, p->a->mixer_in, &weights->mixer_in, weights->mixer_in_bias);
     switch (plan->mixer) {
     case MIXER_ATTENTION:
+        if (plan->attn.has_gate)
+            pass_project(p, p->a->gates, &weights->mixer_gate, NULL);
         kv = forward_kv_of(f, i);
         if (plan->attn.qk_norm == QK_NORM_WHOLE)
             pass_norm_whole(p, &plan->attn, weights->q_norm, weights->k_norm);
@@ -91,6 +108,10 @@ static void forward_run_mixer(const struct forward *f, const struct pass *p, int
     case MIXER_RECURRENT:
         state = forward_state_of(f, i);
         pass_recur(p, &plan->recurrent, &state, &weights->mixer_out);
+        break;
+    case MIXER_DELTA:
+        state = forward_state_of(f, i);
+        pass_delta(p, &weights->delta, &state, &weights->mixer_out);
         break;
     }
     pass_add(
@@ -110,7 +131,8 @@ static struct pass_next forward_next(const struct forward *f, int i)
 
     if (i + 1 == f->plan->n_layers)
         return (struct pass_next){.norm = &f->weights->norm, .reader = &f->weights->head};
-    return (struct pass_next){.norm = &next->norm_mixer, .reader = &next->mixer_in};
+    return (struct pass_next){.norm = &next->norm_mixer,
+                              .reader = forward_mixer_reader(&f->plan->layers[i + 1], next)};
 }
 
 /* The end of a layer with more than two sums: its embeddings, its scale, then what the last sum of
@@ -188,18 +210,20 @@ void forward(const struct forward *f)
 {
     const struct pass pass = pass_of(f->device, f->plan, f->weights, f->act);
     const struct layer_weights *first = &f->weights->layers[f->stage.first];
+    struct pass_next next;
 
     must(f->stage.first <= f->stage.end && f->stage.end <= f->plan->n_layers);
     if (f->stage.first == f->stage.end) {
         pass_finish_entered(&pass);
         return;
     }
+    next =
+        (struct pass_next){.norm = &first->norm_mixer,
+                           .reader = forward_mixer_reader(&f->plan->layers[f->stage.first], first)};
     if (f->stage.first == 0)
-        pass_embed(&pass,
-                   (struct pass_next){.norm = &first->norm_mixer, .reader = &first->mixer_in});
+        pass_embed(&pass, next);
     else
-        pass_enter(&pass,
-                   (struct pass_next){.norm = &first->norm_mixer, .reader = &first->mixer_in});
+        pass_enter(&pass, next);
     for (int i = f->stage.first; i < f->stage.end; i++) {
         forward_run_mixer(f, &pass, i);
         forward_run_ffn(f, &pass, i);
