@@ -755,10 +755,11 @@ struct k_delta {
  * one sequence, with the value heads that read it. The launcher's in is bfloat16, and so is its out
  * or, with is_half, in the layout of K_HALF_AT. Same bits whoever else is in the batch; steps of
  * one token per sequence add in another order than others. */
-void ref_delta(float *out, const float *in, const float *gates, const struct k_delta *d,
-               const struct k_state *state, const struct k_tokens *t, int seq, int k_head);
-int k_delta(void *out, bool is_half, const k_bf16 *in, const float *gates, const struct k_delta *d,
-            const struct k_state *state, const struct k_tokens *t, k_stream stream);
+void ref_delta_rule(float *out, const float *in, const float *gates, const struct k_delta *d,
+                    const struct k_state *state, const struct k_tokens *t, int seq, int k_head);
+int k_delta_rule(void *out, bool is_half, const k_bf16 *in, const float *gates,
+                 const struct k_delta *d, const struct k_state *state, const struct k_tokens *t,
+                 k_stream stream);
 
 /* x [n][width] *= sigmoid(gate), in place. The launcher's result is bfloat16 or, with is_half, in
  * the layout of K_HALF_AT, and then width is a multiple of 16. */

@@ -234,8 +234,8 @@ static void delta_run_head(const struct delta_step *step, float *out, const floa
 }
 
 /* Inputs of queries and keys are replaced when all value heads have read them. */
-void ref_delta(float *out, const float *in, const float *gates, const struct k_delta *d,
-               const struct k_state *state, const struct k_tokens *t, int seq, int k_head)
+void ref_delta_rule(float *out, const float *in, const float *gates, const struct k_delta *d,
+                    const struct k_state *state, const struct k_tokens *t, int seq, int k_head)
 {
     const struct k_delta_shape *s = &d->shape;
     struct delta_step step = {.d = d,

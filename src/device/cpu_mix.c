@@ -163,8 +163,8 @@ static void cpu_delta_task(void *arg, int task, int worker)
     int n_heads = job->delta->shape.n_k_heads;
 
     (void)worker;
-    ref_delta(job->out, job->in, job->gates, job->delta, job->state, &job->tokens, task / n_heads,
-              task % n_heads);
+    ref_delta_rule(job->out, job->in, job->gates, job->delta, job->state, &job->tokens,
+                   task / n_heads, task % n_heads);
 }
 
 void cpu_delta(struct device *d, void *out, const void *in, const float *gates,

@@ -22,6 +22,7 @@ KINDS = [("windows beside all tokens", lambda: twin.windows(48, (2, 5)), False),
          ("a window in all layers", lambda: twin.windows(80, ()), False),
          ("states beside all tokens", lambda: twin.states("rfrfrr"), True),
          ("states alone", lambda: twin.states("rrrrrr"), True),
+         ("delta rule beside all tokens", lambda: twin.delta("ddfddf"), True),
          ("states, windows and all tokens", lambda: twin.states("rfwrwf"), True)]
 BLOCK = 16
 BOUNDED = {"a window in all layers": 12, "states alone": 6}  # pages that any length fits in
