@@ -196,11 +196,11 @@ EXPERTS = {
                                               layer_types=["sliding_attention"] * 2 +
                                               ["full_attention"]), True, 0.2),
     # Layers with states: key heads of 12 for two value heads of 20 each.
-    "qwen3-next": ("qwen3_next", few_experts(num_hidden_layers=3, head_dim=16, **delta(2, 4, 12, 20),
-                                             layer_types=DELTA_TYPES[2:], num_experts=5,
+    "qwen3-next": ("qwen3_next", few_experts(head_dim=16, **delta(2, 4, 12, 20),
+                                             layer_types=DELTA_TYPES[2:4], num_experts=5,
                                              num_experts_per_tok=3, moe_intermediate_size=20,
                                              shared_expert_intermediate_size=24,
-                                             rope_parameters=PARTIAL), False, 0.25),
+                                             rope_parameters=PARTIAL), False, 0.2),
     # The heads of released checkpoints.
     "qwen3.5-moe": ("qwen3_5_moe_text", few_experts(hidden_size=32, head_dim=16,
                                                     intermediate_size="left out",

@@ -385,6 +385,7 @@ static const struct {
     {"families/phi3", "24", 2.9e-02},
     {"families/qwen2-yarn", "24", 2.6e-02},
     {"families/qwen3-vl", "24", 2.5e-02},
+    {"families/qwen3-next", "2", 1.3e-02},
     {"families/qwen3.5", "24", 7.0e-02},
     {"families/qwen3.5-moe", "", 1.1e-02},
     {"families/seed-oss", "24", 4.4e-02},
