@@ -556,7 +556,7 @@ static __global__ void __launch_bounds__(SCAN_THREADS) delta_scan_kernel(const d
     delta_keep_inputs(a, part);
 }
 
-/* --- several tokens: the norm and the gate ----------------------------------------------------- */
+/* --- several tokens: the norm and the gate --------------------------------------------------- */
 
 /* A warp has a value head of a token. */
 static __global__ void __launch_bounds__(32 * CONV_WARPS) delta_finish_kernel(const delta_args a)
@@ -591,7 +591,7 @@ static __global__ void __launch_bounds__(32 * CONV_WARPS) delta_finish_kernel(co
     }
 }
 
-/* --- launchers --------------------------------------------------------------------------------- */
+/* --- launchers -------------------------------------------------------------------------- */
 
 static int delta_launch_one(const delta_args &args, bool whole, k_stream stream)
 {
