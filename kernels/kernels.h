@@ -738,9 +738,18 @@ struct k_delta {
     const float *a_log, *dt_bias; /* [n_v_heads] */
     const void *norm;             /* [v_dim]; bfloat16 for the launcher */
     float eps;                    /* of norm */
-    float *rows; /* work memory of the launcher [n_tokens][channels], for steps in which a sequence
-                  * has several tokens */
+    float *rows; /* work memory of the launcher [n_tokens][k_delta_work()], for steps in which a
+                  * sequence has several tokens */
 };
+
+/* Tokens of a sequence that kernels compute together. */
+#define K_DELTA_CHUNK 32
+
+/* Floats of work memory for a token, in whole groups of four for all tokens together. */
+K_BOTH size_t k_delta_work(const struct k_delta_shape *s)
+{
+    return (size_t)(k_delta_channels(s) + K_DELTA_CHUNK * s->n_v_heads);
+}
 
 /* A row of in [n_tokens][2 * keys + 2 * values] is q, k, v, z; one of gates, float32 [n_tokens][2 *
  * n_v_heads] on both sides, is b, a. q, k and v pass the convolution, each channel over its last
@@ -753,8 +762,8 @@ struct k_delta {
  *
  * States are read, written and left as by ref_recurrent(). The reference does key head k_head of
  * one sequence, with the value heads that read it. The launcher's in is bfloat16, and so is its out
- * or, with is_half, in the layout of K_HALF_AT. Same bits whoever else is in the batch; steps of
- * one token per sequence add in another order than others. */
+ * or, with is_half, in the layout of K_HALF_AT. Same bits whoever else is in the batch;
+ * sequences of several tokens take products of tf32, sums and states are float32. */
 void ref_delta_rule(float *out, const float *in, const float *gates, const struct k_delta *d,
                     const struct k_state *state, const struct k_tokens *t, int seq, int k_head);
 int k_delta_rule(void *out, bool is_half, const k_bf16 *in, const float *gates,

@@ -52,16 +52,16 @@ static struct k_state forward_state_of(const struct forward *f, int i)
                             .group = f->cache->layers[i].group};
 }
 
-/* The matrix that reads a mixer's input; with Gated DeltaNet two do, of which one takes rows of the
- * device's type. */
-static const struct k_matrix *forward_mixer_reader(const struct layer_plan *plan,
-                                                   const struct layer_weights *w)
+/* The matrix that reads a mixer's input. With Gated DeltaNet two do, of which one takes rows of the
+ * device's type: in a fused step it has them made. */
+static const struct k_matrix *forward_mixer_reader(const struct forward *f, const struct pass *p,
+                                                   int i)
 {
     static const struct k_matrix plain = {.n_in = 0};
 
-    if (plan->mixer == MIXER_DELTA)
+    if (f->plan->layers[i].mixer == MIXER_DELTA && !p->fused)
         return &plain;
-    return &w->mixer_in;
+    return &f->weights->layers[i].mixer_in;
 }
 
 /* The matrix that reads an FFN's input; that of experts takes rows of the device's type. */
@@ -125,14 +125,14 @@ static void forward_run_mixer(const struct forward *f, const struct pass *p, int
 }
 
 /* The norm and the reader behind layer i. */
-static struct pass_next forward_next(const struct forward *f, int i)
+static struct pass_next forward_next(const struct forward *f, const struct pass *p, int i)
 {
     const struct layer_weights *next = &f->weights->layers[i + 1];
 
     if (i + 1 == f->plan->n_layers)
         return (struct pass_next){.norm = &f->weights->norm, .reader = &f->weights->head};
     return (struct pass_next){.norm = &next->norm_mixer,
-                              .reader = forward_mixer_reader(&f->plan->layers[i + 1], next)};
+                              .reader = forward_mixer_reader(f, p, i + 1)};
 }
 
 /* The end of a layer with more than two sums: its embeddings, its scale, then what the last sum of
@@ -151,7 +151,7 @@ static void forward_run_tail(const struct forward *f, const struct pass *p, int 
     if (i + 1 == f->plan->n_layers && f->is_last)
         pass_finish_entered(p);
     else if (i + 1 < f->stage.end)
-        pass_enter(p, forward_next(f, i));
+        pass_enter(p, forward_next(f, p, i));
 }
 
 /* One FFN. After the last layer the sum ends in the logits instead of another layer's norm. */
@@ -187,9 +187,9 @@ static void forward_run_ffn(const struct forward *f, const struct pass *p, int i
     else if (i + 1 == f->plan->n_layers && f->is_last)
         pass_finish(p, &p->a->ff, down);
     else if (i + 1 == f->stage.end)
-        pass_leave(p, &p->a->ff, down, forward_next(f, i));
+        pass_leave(p, &p->a->ff, down, forward_next(f, p, i));
     else
-        pass_add(p, &p->a->ff, down, forward_next(f, i), false);
+        pass_add(p, &p->a->ff, down, forward_next(f, p, i), false);
 }
 
 /* The residual; in a fused step also its norm, of which the first product divides by the root. */
@@ -217,9 +217,8 @@ void forward(const struct forward *f)
         pass_finish_entered(&pass);
         return;
     }
-    next =
-        (struct pass_next){.norm = &first->norm_mixer,
-                           .reader = forward_mixer_reader(&f->plan->layers[f->stage.first], first)};
+    next = (struct pass_next){.norm = &first->norm_mixer,
+                              .reader = forward_mixer_reader(f, &pass, f->stage.first)};
     if (f->stage.first == 0)
         pass_embed(&pass, next);
     else

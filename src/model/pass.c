@@ -75,14 +75,14 @@ static int activations_alloc_gates(struct activations *a, struct device *d, cons
     const struct plan_widths widest = plan_widest(plan);
     size_t heads = (size_t)widest.attn_gate * d->elem_bytes,
            delta = (size_t)widest.delta_gates * sizeof(float);
-    size_t channels = (size_t)widest.delta_channels * sizeof(float);
+    size_t work = (size_t)widest.delta_work * sizeof(float);
 
     if (heads < delta)
         heads = delta;
     if (heads > 0 && (a->gates = d->ops->alloc_scratch(d, tokens * heads)) == NULL)
         return ERR_NO_MEMORY;
-    if (channels > 0 && d->ops->convolves_apart &&
-        (a->convolved = d->ops->alloc_scratch(d, tokens * channels)) == NULL)
+    if (work > 0 && d->ops->has_delta_work &&
+        (a->delta_work = d->ops->alloc_scratch(d, tokens * work)) == NULL)
         return ERR_NO_MEMORY;
     return ERR_OK;
 }
@@ -410,26 +410,30 @@ void pass_recur(const struct pass *p, const struct recurrent_plan *recurrent,
         p->d->ops->quantise(p->d, &acts->mixed, p->n, reader);
 }
 
-/* The first matrix may read codes, or rows in another order, and the second one does not: then both
- * read rows that are normed once more. */
+/* The first matrix may read codes, or rows in another order, and the second one does not. In parts
+ * codes are made of plain rows; a fused step norms the residual once more, into the rows of the
+ * output matrix, which are as many as its tokens. */
 void pass_project_delta(const struct pass *p, const struct layer_weights *w)
 {
     static const struct k_matrix plain = {.n_in = 0};
     const struct device_ops *op = p->d->ops;
     struct activations *acts = p->a;
+    struct device_rows again = {.data = acts->rows_normed.data};
 
-    if (p->fused && k_format_is_plain(&w->mixer_in.format)) {
-        pass_project(p, acts->mixer_in, &w->mixer_in, NULL);
+    if (!p->fused) {
+        op->matmul_float(p->d, acts->gates, &acts->normed, &w->mixer_gate, p->n);
+        op->quantise(p->d, &acts->normed, p->n, &w->mixer_in);
+        op->matmul(p->d, acts->mixer_in, &acts->normed, &w->mixer_in, NULL, p->n);
+        return;
+    }
+    pass_project(p, acts->mixer_in, &w->mixer_in, NULL);
+    if (k_format_is_plain(&w->mixer_in.format)) {
         pass_fused_run(p,
                        pass_fused_product(p, K_PRODUCT_FLOAT, acts->gates, &w->mixer_gate, NULL));
         return;
     }
-    if (p->fused)
-        op->rmsnorm(p->d, &acts->normed, acts->x, w->norm_mixer.weight, w->norm_mixer.eps, p->n,
-                    &plain);
-    op->matmul_float(p->d, acts->gates, &acts->normed, &w->mixer_gate, p->n);
-    op->quantise(p->d, &acts->normed, p->n, &w->mixer_in);
-    op->matmul(p->d, acts->mixer_in, &acts->normed, &w->mixer_in, NULL, p->n);
+    op->rmsnorm(p->d, &again, acts->x, w->norm_mixer.weight, w->norm_mixer.eps, p->n, &plain);
+    op->matmul_float(p->d, acts->gates, &again, &w->mixer_gate, p->n);
 }
 
 /* States are read and replaced as by pass_recur(). */
@@ -439,7 +443,7 @@ void pass_delta(const struct pass *p, const struct k_delta *delta, const struct 
     struct activations *acts = p->a;
     struct k_delta with_memory = *delta;
 
-    with_memory.rows = acts->convolved;
+    with_memory.rows = acts->delta_work;
     p->d->ops->delta(p->d, acts->mixed.data, acts->mixer_in, acts->gates, &with_memory, state,
                      p->fused ? reader : NULL);
     if (!p->fused)

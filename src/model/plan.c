@@ -396,7 +396,7 @@ struct plan_widths plan_widest(const struct plan *p)
         if (layer->attn.has_gate)
             widest.attn_gate = plan_wider(widest.attn_gate, plan_mixer_out(layer));
         widest.delta_gates = plan_wider(widest.delta_gates, 2 * layer->delta.n_v_heads);
-        widest.delta_channels = plan_wider(widest.delta_channels, k_delta_channels(&layer->delta));
+        widest.delta_work = plan_wider(widest.delta_work, (int)k_delta_work(&layer->delta));
         widest.has_states = widest.has_states || plan_state_elems(layer) > 0;
         widest.n_windows += plan_is_first_of_window(p, i);
         plan_widen_experts(&widest.experts, &layer->ffn.experts);

@@ -160,7 +160,7 @@ struct plan_widths {
     int mixer_in, mixer_out, ffn_in, ff;
     int n_heads, n_kv_heads, head_dim; /* of attention; 0 without any */
     int attn_gate;                     /* elements of a row of gates of heads */
-    int delta_gates, delta_channels;   /* of Gated DeltaNet: of rows of b and a, and of q, k, v */
+    int delta_gates, delta_work;       /* of Gated DeltaNet: of b and a, and of the work memory */
     bool has_states;
     int n_windows; /* different windows of attention layers; "all tokens" counts as one */
     struct experts_widths experts;

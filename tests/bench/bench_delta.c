@@ -66,7 +66,7 @@ static void bench_open(struct bench *b, int n_v_heads)
                             .dt_bias = bench_small((size_t)n_v_heads, 1.0f),
                             .norm = bench_noise(128),
                             .eps = 1e-6f,
-                            .rows = bench_array(NULL, TOKENS_MAX * channels * 4)};
+                            .rows = bench_array(NULL, TOKENS_MAX * k_delta_work(&s) * 4)};
     b->in = bench_noise(TOKENS_MAX * (channels + values));
     b->out = bench_array(NULL, TOKENS_MAX * values * 2);
     b->gates = bench_small((size_t)TOKENS_MAX * 2 * (size_t)n_v_heads, 2.0f);

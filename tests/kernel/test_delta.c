@@ -59,7 +59,7 @@ static void make_weights(struct delta_case *c, const struct k_delta_shape *s)
     c->dev.a_log = at + n_taps;
     c->dev.dt_bias = at + n_taps + heads;
     c->dev.norm = gpu_bf16(c->host.norm, (size_t)s->v_dim);
-    c->dev.rows = gpu_array(NULL, (size_t)(c->n_tokens * k_delta_channels(s)) * sizeof(float));
+    c->dev.rows = gpu_array(NULL, (size_t)c->n_tokens * k_delta_work(s) * sizeof(float));
 }
 
 static void make_tokens(struct delta_case *c, int step)
@@ -129,7 +129,8 @@ static void check_delta(int i, int step)
     got = gpu_floats(out, n_out);
     gpu_compare(got, c->want, n_out, 2e-5, 4.1e-3, "delta");
     ok(gpu_get(after, c->dev_state.pages, c->state_size * sizeof(float)), "guard bands are whole");
-    gpu_compare(after, c->pages, c->state_size, 1e-9, 1e-4, "states");
+    gpu_compare(after, c->pages, c->state_size, c->n_tokens == SEQS ? 1e-9 : 1e-6,
+                c->n_tokens == SEQS ? 1e-4 : 2e-3, "states");
     free(c->in), free(c->gates), free(c->pages), free(c->numbers), free(c->want);
     free(after), free(got), free(c);
 }
