@@ -413,6 +413,7 @@ static const struct {
     {"packed/model-ct-int4-zeros", "24", 1.6e-02},
     {"packed/model-ct-nvfp4", "24", 2.7e-02},
     {"packed/model-bnb-nf4", "24", 2.4e-02},
+    {"packed/model-delta-fp8", "", 8.0e-02},
     {"demo", "24", 0.0},
 };
 
