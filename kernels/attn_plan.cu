@@ -189,7 +189,7 @@ int k_attn_schedule(const struct k_attn_plan *plan, const struct k_kv *kv, const
     args.n_decodes = plan->n_decodes;
     args.tile_tokens = decode_tile_tokens(kv);
     args.window = kv->window;
-    args.rows = kv->n_kv_heads * decode_blocks(group);
+    args.rows = kv->n_kv_heads * decode_blocks(kv->head_dim, group);
     args.n_workers = decode_ctas(kv, plan->n_decodes) * DECODE_WARPS;
     return K_LAUNCH(attn_schedule_kernel, 1, PLAN_THREADS, 0, stream, args);
 }

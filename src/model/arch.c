@@ -310,9 +310,9 @@ static const struct arch_names gpt_oss_names = {LLAMA_ALL,
         .kind = K_NORM_LAYER, .has_bias = true \
     }
 
-#define GEMMA4                                                                                    \
-    .cpu_only = true, .any_activation = true, .activation = "gelu_pytorch_tanh", .is_tied = true, \
-    .has_two_shapes = true, .head_dim = 256, .rotary_part = 1.0, .qk_norm = QK_NORM_HEADS,        \
+#define GEMMA4                                                                             \
+    .any_activation = true, .activation = "gelu_pytorch_tanh", .is_tied = true,            \
+    .has_two_shapes = true, .head_dim = 256, .rotary_part = 1.0, .qk_norm = QK_NORM_HEADS, \
     .norms = NORMS_BOTH, .window = ARCH_WINDOW_TYPES, .window_pattern = 6, .names = &gemma4_names
 
 /* Gated DeltaNet in three of four layers, and attention with gates in the fourth. */

@@ -102,7 +102,7 @@ static void forward_run_mixer(const struct forward *f, const struct pass *p, int
             pass_project(p, p->a->gates, &weights->mixer_gate, NULL);
         kv = forward_kv_of(f, i);
         if (plan->attn.qk_norm == QK_NORM_WHOLE)
-            pass_norm_whole(p, &plan->attn, weights->q_norm, weights->k_norm);
+            pass_norm_whole(p, &plan->attn, weights, f->rank);
         pass_attend(p, &plan->attn, &kv, &rotary, &weights->mixer_out);
         break;
     case MIXER_RECURRENT:
@@ -140,18 +140,21 @@ static struct pass_next forward_next(const struct forward *f, const struct pass 
 static void forward_run_tail(const struct forward *f, const struct pass *p, int i,
                              struct pass_sum down)
 {
+    static const struct k_norm none = {.kind = K_NORM_NONE};
     const struct layer_plan *plan = &f->plan->layers[i];
     const struct layer_weights *weights = &f->weights->layers[i];
+    struct pass_next next = {.norm = NULL};
 
-    pass_add_only(p, &p->a->ff, down);
-    if (f->plan->embeds.width > 0)
-        pass_add_embeds(p, plan->ffn.activation, weights, i);
-    if (plan->has_scale)
-        pass_scale(p, weights->scale);
+    if (f->plan->embeds.width > 0) {
+        pass_add_scaled(p, &p->a->ff, down, 1.0f,
+                        (struct pass_next){.norm = &none, .reader = &weights->embed_gate});
+        down = pass_gate_embeds(p, plan->ffn.activation, weights, i);
+    }
+    if (i + 1 < f->stage.end)
+        next = forward_next(f, p, i);
+    pass_add_scaled(p, &p->a->ff, down, plan->has_scale ? weights->scale : 1.0f, next);
     if (i + 1 == f->plan->n_layers && f->is_last)
         pass_finish_entered(p);
-    else if (i + 1 < f->stage.end)
-        pass_enter(p, forward_next(f, p, i));
 }
 
 /* One FFN. After the last layer the sum ends in the logits instead of another layer's norm. */

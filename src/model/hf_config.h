@@ -90,7 +90,6 @@ struct arch {
     const char *activation; /* default of hidden_act; NULL: silu */
     bool interleaved;       /* rope rotates pairs (2 i, 2 i + 1) */
     bool is_turned;         /* checkpoints hold layer matrices as [n_in][n_out] */
-    bool cpu_only;          /* the cuda device lacks some of its operations */
     /* Reads the fields that only this family has; NULL: none. Called after all others. */
     void (*read)(struct hf_config *c, struct config_source *s, const struct json *obj);
     const struct arch_names *names;

@@ -39,6 +39,8 @@ struct activations {
                                      * experts beside a dense FFN; NULL without */
     void *embeds;                   /* act [n_tokens][n_layers][width]: embeddings for each layer;
                                      * NULL without */
+    void *squares;                  /* act [n_tokens][K_SQUARES(n_ranks)] of norms over the heads
+                                     * of all ranks; NULL without */
     void *ffn_in;                   /* act [n_tokens][widest]: gate, up */
     struct device_rows ff;          /* [n_tokens][widest ff] */
     float *rows;                    /* float [n_rows][dim]: the sampled rows' residual */
@@ -87,9 +89,10 @@ void pass_enter(const struct pass *p, struct pass_next next);
 /* y = normed * w + bias. */
 void pass_project(const struct pass *p, void *y, const struct k_matrix *w, const void *bias);
 
-/* Queries and keys of mixer_in are normed, each over all of its heads. */
-void pass_norm_whole(const struct pass *p, const struct attn_plan *attn, const void *q_norm,
-                     const void *k_norm);
+/* Queries and keys of mixer_in are normed, each over all of its heads, those of other ranks too.
+ * rank: of this device. */
+void pass_norm_whole(const struct pass *p, const struct attn_plan *attn,
+                     const struct layer_weights *w, int rank);
 
 /* mixed = attention of mixer_in over the pages that kv views, times the sigmoid of gates where the
  * layer has them, for the product with reader. */
@@ -145,15 +148,15 @@ void pass_add(const struct pass *p, const struct device_rows *rows, struct pass_
 void pass_leave(const struct pass *p, const struct device_rows *rows, struct pass_sum sum,
                 struct pass_next next);
 
-/* pass_add() without the norm, for layers whose work goes on; in parts only. */
-void pass_add_only(const struct pass *p, const struct device_rows *rows, struct pass_sum sum);
+/* x = (x + r * after(rows * w + bias)) * scale, then normed = norm(x), for layers with more sums or
+ * a scale; in parts only. No reader: nothing is normed. */
+void pass_add_scaled(const struct pass *p, const struct device_rows *rows, struct pass_sum sum,
+                     float scale, struct pass_next next);
 
-/* x += after(out(activation(gate(x)) * embeds of layer i)); in parts only. */
-void pass_add_embeds(const struct pass *p, enum k_activation kind, const struct layer_weights *w,
-                     int i);
-
-/* x = scale * x; in parts only. */
-void pass_scale(const struct pass *p, float scale);
+/* The third sum of a layer, out(activation(gate(normed)) * embeds of layer i), whose rows are in
+ * a->ff; in parts only. */
+struct pass_sum pass_gate_embeds(const struct pass *p, enum k_activation kind,
+                                 const struct layer_weights *w, int i);
 
 /* The residual is that of the last layer: the logits of the step's rows. */
 void pass_finish_entered(const struct pass *p);

@@ -32,6 +32,7 @@ static struct attn_plan plan_attention(const struct hf_config *c, int window, in
 {
     struct attn_plan attn = {.n_heads = c->n_heads,
                              .n_kv_heads = c->n_kv_heads,
+                             .kv_copies = 1,
                              .head_dim = c->head_dim,
                              .window = window,
                              .rope = c->layer_ropes[layer],
@@ -170,15 +171,6 @@ static int plan_refuse_split(int n_ranks, int layer, const char *counted, int n)
     return ERR_UNSUPPORTED;
 }
 
-/* A norm over all heads needs the sum of squares of all ranks, which no rank has. */
-static int plan_refuse_whole_norms(int n_ranks, int layer)
-{
-    log_error("model: tensor_parallel_size %d: the norm of layer %d's queries is over all heads, "
-              "which is not shared between ranks; set it to 1",
-              n_ranks, layer);
-    return ERR_UNSUPPORTED;
-}
-
 /* Divide the experts, each of them or their number; and the shared ones. */
 static int plan_split_ffn(struct ffn_plan *ffn, int layer, int n_ranks, bool whole_experts)
 {
@@ -208,14 +200,13 @@ static int plan_split_layer(struct layer_plan *l, int layer, int n_ranks, bool w
 
     switch (l->mixer) {
     case MIXER_ATTENTION:
-        if (attn->qk_norm == QK_NORM_WHOLE && n_ranks > 1)
-            return plan_refuse_whole_norms(n_ranks, layer);
         if (attn->n_heads % n_ranks != 0)
             return plan_refuse_split(n_ranks, layer, "heads", attn->n_heads);
         if (attn->n_kv_heads % n_ranks != 0 && n_ranks % attn->n_kv_heads != 0)
             return plan_refuse_split(n_ranks, layer, "kv heads", attn->n_kv_heads);
         /* Query heads are divided evenly; a rank has at least one kv head for them. */
         attn->n_heads /= n_ranks;
+        attn->kv_copies = attn->n_kv_heads > n_ranks ? 1 : n_ranks / attn->n_kv_heads;
         attn->n_kv_heads = attn->n_kv_heads > n_ranks ? attn->n_kv_heads / n_ranks : 1;
         break;
     case MIXER_RECURRENT:
@@ -357,12 +348,17 @@ static int plan_wider(int a, int b)
     return a > b ? a : b;
 }
 
-/* True if no layer before i has attention with the same window. */
-static bool plan_is_first_of_window(const struct plan *p, int i)
+static bool plan_has_shape(const struct layer_plan *layer, const struct attn_plan *attn)
+{
+    return layer->mixer == MIXER_ATTENTION && layer->attn.window == attn->window &&
+           layer->attn.n_heads == attn->n_heads && layer->attn.n_kv_heads == attn->n_kv_heads &&
+           layer->attn.head_dim == attn->head_dim;
+}
+
+bool plan_is_first_of_shape(const struct plan *p, int i)
 {
     for (int j = 0; j < i; j++) {
-        if (p->layers[j].mixer == MIXER_ATTENTION &&
-            p->layers[j].attn.window == p->layers[i].attn.window)
+        if (plan_has_shape(&p->layers[j], &p->layers[i].attn))
             return false;
     }
     return p->layers[i].mixer == MIXER_ATTENTION;
@@ -391,15 +387,15 @@ struct plan_widths plan_widest(const struct plan *p)
         widest.ffn_in = plan_wider(widest.ffn_in, plan_ffn_in(layer));
         widest.ff = plan_wider(widest.ff, layer->ffn.ff_dim);
         widest.n_heads = plan_wider(widest.n_heads, layer->attn.n_heads);
-        widest.n_kv_heads = plan_wider(widest.n_kv_heads, layer->attn.n_kv_heads);
         widest.head_dim = plan_wider(widest.head_dim, layer->attn.head_dim);
         if (layer->attn.has_gate)
             widest.attn_gate = plan_wider(widest.attn_gate, plan_mixer_out(layer));
         widest.delta_gates = plan_wider(widest.delta_gates, 2 * layer->delta.n_v_heads);
         widest.delta_work = plan_wider(widest.delta_work, (int)k_delta_work(&layer->delta));
         widest.has_states = widest.has_states || plan_state_elems(layer) > 0;
-        widest.n_windows += plan_is_first_of_window(p, i);
         plan_widen_experts(&widest.experts, &layer->ffn.experts);
+        if (layer->attn.qk_norm == QK_NORM_WHOLE)
+            widest.norms_whole = true;
         if (layer->ffn.kind == FFN_EXPERTS && layer->ffn.experts.config->is_apart)
             widest.is_apart = true;
     }

@@ -29,6 +29,7 @@ enum mixer_kind { MIXER_ATTENTION, MIXER_RECURRENT, MIXER_DELTA };
 /* Attention with keys and values of n_kv_heads heads, each for n_heads / n_kv_heads queries. */
 struct attn_plan {
     int n_heads, n_kv_heads, head_dim;
+    int kv_copies;  /* ranks that hold the same kv head; 1: each is on one rank */
     int window;     /* tokens that a token sees, including itself; 0: all before it */
     int rope;       /* index in the plan's ropes */
     float scale;    /* of scores */
@@ -158,14 +159,17 @@ int plan_ffn_in(const struct layer_plan *l);
 /* The maxima over all layers, by which activations and the device's work areas are sized. */
 struct plan_widths {
     int mixer_in, mixer_out, ffn_in, ff;
-    int n_heads, n_kv_heads, head_dim; /* of attention; 0 without any */
-    int attn_gate;                     /* elements of a row of gates of heads */
-    int delta_gates, delta_work;       /* of Gated DeltaNet: of b and a, and of the work memory */
+    int n_heads, head_dim;       /* of attention; 0 without any */
+    int attn_gate;               /* elements of a row of gates of heads */
+    int delta_gates, delta_work; /* of Gated DeltaNet: of b and a, and of the work memory */
     bool has_states;
-    int n_windows; /* different windows of attention layers; "all tokens" counts as one */
     struct experts_widths experts;
-    bool is_apart; /* some layer has a dense FFN beside experts */
+    bool is_apart;    /* some layer has a dense FFN beside experts */
+    bool norms_whole; /* some layer norms queries and keys over all heads */
 };
 struct plan_widths plan_widest(const struct plan *p);
+
+/* True if no layer before i has attention of the same shape: heads and window. */
+bool plan_is_first_of_shape(const struct plan *p, int i);
 
 #endif

@@ -67,20 +67,23 @@ static struct k_norm weights_load_first_norm(const struct loading *in, const cha
     return norm;
 }
 
-/* Norms of queries and keys: one vector for every head, or one over all heads of a token. They are
- * reordered like the rows of q and k. */
+/* Norms of queries and keys: one vector for every head, or one over all heads of a token, of which
+ * a rank has its heads' elements. They are reordered like the rows of q and k. */
 static void weights_load_head_norms(const struct loading *in, const struct attn_plan *a,
-                                    const struct head_order *order, struct layer_weights *w)
+                                    const struct attn_plan *own, const struct head_order *order,
+                                    struct layer_weights *w)
 {
-    bool plus_one = in->l->whole->norm.plus_one;
-    int q = a->qk_norm == QK_NORM_WHOLE ? a->n_heads * a->head_dim : a->head_dim;
-    int k = a->qk_norm == QK_NORM_WHOLE ? a->n_kv_heads * a->head_dim : a->head_dim;
+    bool plus_one = in->l->whole->norm.plus_one, is_whole = a->qk_norm == QK_NORM_WHOLE;
+    int q = is_whole ? a->n_heads * a->head_dim : a->head_dim;
+    int k = is_whole ? a->n_kv_heads * a->head_dim : a->head_dim;
+    int own_q = is_whole ? own->n_heads * a->head_dim : q;
+    int own_k = is_whole ? own->n_kv_heads * a->head_dim : k;
     struct slice_shape shapes[2] = {{.cols = 1, .own_cols = 1}, {.cols = 1, .own_cols = 1}};
 
     if (a->qk_norm == QK_NORM_NONE)
         return;
-    slice_stack(&shapes[0], q, q, order);
-    slice_stack(&shapes[1], k, k, order);
+    slice_stack(&shapes[0], q, own_q, order);
+    slice_stack(&shapes[1], k, own_k, order);
     w->q_norm = loader_vector(in->l, in->names->q_norm, &shapes[0], plus_one);
     if (!a->is_shared)
         w->k_norm = loader_vector(in->l, in->names->k_norm, &shapes[1], plus_one);
@@ -185,7 +188,7 @@ static void weights_load_attention(const struct loading *in, const struct layer_
         w->mixer_in_bias = loader_bias(loader, &qkv, part->splits.mixer_in);
     if (attn->has_gate)
         w->mixer_gate = loader_matrix(loader, &gate, USE_LAYER);
-    weights_load_head_norms(in, attn, weights_head_order(in, attn->rope), w);
+    weights_load_head_norms(in, attn, &part->attn, weights_head_order(in, attn->rope), w);
     w->mixer_out = loader_matrix(loader, &out_proj, USE_LAYER);
     if (attn->o_bias)
         w->mixer_out_bias = loader_bias(loader, &out_proj, part->splits.mixer_out);

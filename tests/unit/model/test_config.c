@@ -340,6 +340,8 @@ static void check_gemma4(void)
                  NULL),
            ERR_OK, "as transformers writes it");
     ok(c.full_head_dim == 12 && c.full_kv_heads == 1, "the heads of its full layer");
+    is_int(parse("{" GEMMA4 ",\"per_layer_config\":{\"01\":{\"head_dim\":12}}}", NULL), ERR_OK,
+           "as it writes that of more than ten layers");
     is_int(parse("{\"architectures\":[\"Gemma4ForConditionalGeneration\"],\"text_config\":{" GEMMA4
                  ",\"sliding_window\":600,\"enable_moe_block\":true,\"num_experts\":4,"
                  "\"top_k_experts\":2,\"moe_intermediate_size\":24}}",
