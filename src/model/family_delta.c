@@ -63,8 +63,9 @@ static void delta_read(struct hf_config *c, struct config_source *s, const struc
                   s->name, c->delta.n_v_heads, c->delta.n_k_heads);
         source_fail(s, ERR_INVALID);
     }
-    if (source_flag(s, obj, "attention_bias", false)) {
-        log_error("model: %s: attention_bias must be false", s->name);
+    if (source_flag(s, obj, "attention_bias", false) ||
+        !source_flag(s, obj, "attn_output_gate", true)) {
+        log_error("model: %s: attention_bias must be false, and attn_output_gate true", s->name);
         source_fail(s, ERR_UNSUPPORTED);
     }
 }

@@ -110,6 +110,7 @@ static const struct {
     {"value heads between key heads", "{" QWEN3_5 ",\"linear_num_key_heads\":3}", ERR_INVALID},
     {"wide key heads", "{" QWEN3_5 ",\"linear_key_head_dim\":256}", ERR_INVALID},
     {"long convolutions", "{" QWEN3_5 ",\"linear_conv_kernel_dim\":5}", ERR_INVALID},
+    {"no gates", "{" QWEN3_5 ",\"attn_output_gate\":false}", ERR_UNSUPPORTED},
     {"biases beside gates", "{" QWEN3_5 ",\"attention_bias\":true}", ERR_UNSUPPORTED},
     {"Gemma 4: all layers share keys", "{" GEMMA4 ",\"num_kv_shared_layers\":2}", ERR_INVALID},
     {"more than there are", "{" GEMMA4 ",\"num_kv_shared_layers\":2000000000}", ERR_INVALID},
