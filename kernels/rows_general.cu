@@ -62,6 +62,30 @@ int k_gate(k_bf16 *out, const k_bf16 *in, enum k_activation kind, int n, int ff_
                     elems, ff_dim);
 }
 
+/* A thread has 16 elements, within which K_HALF_AT changes the order: so it may be in place. */
+static __global__ void __launch_bounds__(ELEM_THREADS)
+    shut_kernel(void *x, bool is_half, const k_bf16 *gate, size_t n)
+{
+    size_t first = rows_elem_of_thread() * 16;
+    float y[16];
+
+    for (int i = 0; i < 16; i++) {
+        if (first + i < n)
+            y[i] = load_bf16((const k_bf16 *)x + first + i) /
+                   (1.0f + __expf(-load_bf16(gate + first + i)));
+    }
+    for (int i = 0; i < 16; i++) {
+        if (first + i < n)
+            store_x(x, first + i, y[i], is_half);
+    }
+}
+
+int k_shut(void *x, bool is_half, const k_bf16 *gate, size_t n, k_stream stream)
+{
+    return K_LAUNCH(shut_kernel, rows_blocks_of((n + 15) / 16), ELEM_THREADS, 0, stream, x, is_half,
+                    gate, n);
+}
+
 static __global__ void __launch_bounds__(ELEM_THREADS)
     gate_by_kernel(k_bf16 *out, const k_bf16 *in, const k_factor by, enum k_activation kind,
                    size_t n)

@@ -527,6 +527,31 @@ static void cuda_recurrent(struct device *d, void *out, const void *in, const st
               "recurrent");
 }
 
+/* One kernel where every sequence has one token; the step's other forms need d->rows. */
+static void cuda_delta(struct device *d, void *out, const void *in, const float *gates,
+                       const struct k_delta *delta, const struct k_state *state,
+                       const struct k_matrix *to)
+{
+    struct cuda *gpu = cuda_of(d);
+    const struct k_tokens tokens = k_tokens_of(&gpu->tokens, state->group);
+
+    cuda_keep(gpu,
+              k_delta_rule(out, to != NULL && k_format_reads_half(&to->format), in, gates, delta,
+                           state, &tokens, gpu->stream),
+              "delta");
+}
+
+static void cuda_shut(struct device *d, void *x, const void *gate, int width, int n,
+                      const struct k_matrix *to)
+{
+    struct cuda *gpu = cuda_of(d);
+
+    cuda_keep(gpu,
+              k_shut(x, to != NULL && k_format_reads_half(&to->format), gate,
+                     (size_t)n * (size_t)width, gpu->stream),
+              "shut");
+}
+
 /* An FFN without a gate. */
 static void cuda_activate(struct device *d, void *out, const void *in, enum k_activation kind,
                           int width, int n, const struct k_matrix *to)
@@ -846,6 +871,9 @@ static const struct device_ops cuda_ops = {
     .rope_kv = cuda_rope_kv,
     .attn = cuda_attn,
     .recurrent = cuda_recurrent,
+    .delta = cuda_delta,
+    .has_delta_work = true,
+    .shut = cuda_shut,
     .silu_mul = cuda_silu_mul,
     .activate = cuda_activate,
     .norm = cuda_norm,

@@ -126,6 +126,10 @@ void cpu_attn(struct device *d, void *out, const void *qkv, const struct k_kv *k
               float scale, const struct k_matrix *to);
 void cpu_recurrent(struct device *d, void *out, const void *in, const struct k_state *state,
                    int width, const struct k_matrix *to);
+void cpu_delta(struct device *d, void *out, const void *in, const float *gates,
+               const struct k_delta *delta, const struct k_state *state, const struct k_matrix *to);
+void cpu_shut(struct device *d, void *x, const void *gate, int width, int n,
+              const struct k_matrix *to);
 
 /* --- cpu_stages.c: operations of the table --- */
 void cpu_leave_ranks(struct device *d);

@@ -68,6 +68,25 @@ static int activations_alloc_logits(struct activations *a, struct device *d,
     return ERR_OK;
 }
 
+/* Gates of both kinds of mixers have the same memory. */
+static int activations_alloc_gates(struct activations *a, struct device *d, const struct plan *plan,
+                                   size_t tokens)
+{
+    const struct plan_widths widest = plan_widest(plan);
+    size_t heads = (size_t)widest.attn_gate * d->elem_bytes,
+           delta = (size_t)widest.delta_gates * sizeof(float);
+    size_t work = (size_t)widest.delta_work * sizeof(float);
+
+    if (heads < delta)
+        heads = delta;
+    if (heads > 0 && (a->gates = d->ops->alloc_scratch(d, tokens * heads)) == NULL)
+        return ERR_NO_MEMORY;
+    if (work > 0 && d->ops->has_delta_work &&
+        (a->delta_work = d->ops->alloc_scratch(d, tokens * work)) == NULL)
+        return ERR_NO_MEMORY;
+    return ERR_OK;
+}
+
 /* Memory that only some families use. Ranks sum the results of experts apart, and squares. */
 static int activations_alloc_more(struct activations *a, struct device *d, const struct plan *plan,
                                   size_t tokens)
@@ -75,6 +94,8 @@ static int activations_alloc_more(struct activations *a, struct device *d, const
     size_t row = (size_t)plan->n_layers * (size_t)plan->embeds.width;
 
     if (row > 0 && (a->embeds = d->ops->alloc_scratch(d, tokens * row * d->elem_bytes)) == NULL)
+        return ERR_NO_MEMORY;
+    if (activations_alloc_gates(a, d, plan, tokens) != ERR_OK)
         return ERR_NO_MEMORY;
     if (plan->n_ranks > 1 && plan_widest(plan).norms_whole &&
         (a->squares = d->ops->alloc_shared(d, tokens * K_SQUARES((size_t)plan->n_ranks) *
@@ -146,6 +167,8 @@ void activations_fuse(struct activations *a, struct device *d, const struct plan
     for (int i = stage.first; i < stage.end; i++) {
         activations_lower(a, d, &w->layers[i].mixer_in);
         activations_lower(a, d, &w->layers[i].mixer_out);
+        if (w->layers[i].mixer_gate.n_out > 0)
+            activations_lower(a, d, &w->layers[i].mixer_gate);
         if (plan->layers[i].ffn.kind == FFN_EXPERTS)
             continue; /* experts take part in any step, and shared ones run in parts */
         activations_lower(a, d, &w->layers[i].ffn_in);
@@ -408,7 +431,10 @@ void pass_attend(const struct pass *p, const struct attn_plan *attn, const struc
 
     op->rope_kv(p->d, acts->mixer_in, kv, rotary, attn->n_heads);
     op->attn(p->d, acts->mixed.data, acts->mixer_in, kv, attn->n_heads, attn->scale,
-             p->fused ? reader : NULL);
+             p->fused && !attn->has_gate ? reader : NULL);
+    if (attn->has_gate)
+        op->shut(p->d, acts->mixed.data, acts->gates, attn->n_heads * attn->head_dim, p->n,
+                 p->fused ? reader : NULL);
     if (!p->fused)
         op->quantise(p->d, &acts->mixed, p->n, reader);
 }
@@ -421,6 +447,46 @@ void pass_recur(const struct pass *p, const struct recurrent_plan *recurrent,
 
     p->d->ops->recurrent(p->d, acts->mixed.data, acts->mixer_in, state, recurrent->width,
                          p->fused ? reader : NULL);
+    if (!p->fused)
+        p->d->ops->quantise(p->d, &acts->mixed, p->n, reader);
+}
+
+/* The first matrix may read codes, or rows in another order, and the second one does not. In parts
+ * codes are made of plain rows; a fused step norms the residual once more, into the rows of the
+ * output matrix, which are as many as its tokens. */
+void pass_project_delta(const struct pass *p, const struct layer_weights *w)
+{
+    static const struct k_matrix plain = {.n_in = 0};
+    const struct device_ops *op = p->d->ops;
+    struct activations *acts = p->a;
+    struct device_rows again = {.data = acts->rows_normed.data};
+
+    if (!p->fused) {
+        op->matmul_float(p->d, acts->gates, &acts->normed, &w->mixer_gate, p->n);
+        op->quantise(p->d, &acts->normed, p->n, &w->mixer_in);
+        op->matmul(p->d, acts->mixer_in, &acts->normed, &w->mixer_in, NULL, p->n);
+        return;
+    }
+    pass_project(p, acts->mixer_in, &w->mixer_in, NULL);
+    if (k_format_is_plain(&w->mixer_in.format)) {
+        pass_fused_run(p,
+                       pass_fused_product(p, K_PRODUCT_FLOAT, acts->gates, &w->mixer_gate, NULL));
+        return;
+    }
+    op->rmsnorm(p->d, &again, acts->x, w->norm_mixer.weight, w->norm_mixer.eps, p->n, &plain);
+    op->matmul_float(p->d, acts->gates, &again, &w->mixer_gate, p->n);
+}
+
+/* States are read and replaced as by pass_recur(). */
+void pass_delta(const struct pass *p, const struct k_delta *delta, const struct k_state *state,
+                const struct k_matrix *reader)
+{
+    struct activations *acts = p->a;
+    struct k_delta with_memory = *delta;
+
+    with_memory.rows = acts->delta_work;
+    p->d->ops->delta(p->d, acts->mixed.data, acts->mixer_in, acts->gates, &with_memory, state,
+                     p->fused ? reader : NULL);
     if (!p->fused)
         p->d->ops->quantise(p->d, &acts->mixed, p->n, reader);
 }

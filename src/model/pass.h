@@ -29,6 +29,10 @@ struct activations {
     struct device_rows normed;      /* [n_tokens][dim] */
     void *mixer_in;                 /* act [n_tokens][widest]: q, k, v; value, gate */
     struct device_rows mixed;       /* [n_tokens][widest]: a mixer's result, the heads */
+    void *gates;                    /* act [n_tokens][n_heads * head_dim]: attention's gates; of
+                                     * Gated DeltaNet float [n_tokens][2 * n_v_heads]: b, a; NULL
+                                     * without */
+    float *delta_work;              /* work memory of Gated DeltaNet; NULL without */
     void *delta;                    /* act [n_tokens][dim]: result that is added to the residual
                                      * next */
     void *apart;                    /* act [n_tokens][dim]: the router's input, then the result of
@@ -90,13 +94,21 @@ void pass_project(const struct pass *p, void *y, const struct k_matrix *w, const
 void pass_norm_whole(const struct pass *p, const struct attn_plan *attn,
                      const struct layer_weights *w, int rank);
 
-/* mixed = attention of mixer_in over the pages that kv views, for the product with reader. */
+/* mixed = attention of mixer_in over the pages that kv views, times the sigmoid of gates where the
+ * layer has them, for the product with reader. */
 void pass_attend(const struct pass *p, const struct attn_plan *attn, const struct k_kv *kv,
                  const struct k_rotary *rotary, const struct k_matrix *reader);
 
 /* mixed = the states of mixer_in's tokens, for the product with reader. */
 void pass_recur(const struct pass *p, const struct recurrent_plan *recurrent,
                 const struct k_state *state, const struct k_matrix *reader);
+
+/* mixer_in = q, k, v, z; gates = b, a. */
+void pass_project_delta(const struct pass *p, const struct layer_weights *w);
+
+/* mixed = Gated DeltaNet of mixer_in and gates, for the product with reader. */
+void pass_delta(const struct pass *p, const struct k_delta *delta, const struct k_state *state,
+                const struct k_matrix *reader);
 
 /* ff = activation(gate) * up of normed * gate_up + bias, for the product with reader. */
 void pass_gate(const struct pass *p, const struct ffn_plan *ffn, const struct k_matrix *gate_up,

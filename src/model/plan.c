@@ -42,7 +42,8 @@ static struct attn_plan plan_attention(const struct hf_config *c, int window, in
                              .qk_norm = c->qk_norm,
                              .qkv_bias = c->qkv_bias,
                              .o_bias = c->o_bias,
-                             .sinks = c->sinks};
+                             .sinks = c->sinks,
+                             .has_gate = c->attn_gate};
 
     attn.is_shared = attn.kv_layer != layer;
     if (c->layer_kinds[layer] == LAYER_FULL) {
@@ -95,6 +96,10 @@ static struct layer_plan plan_layer(const struct hf_config *c, int layer)
     case LAYER_RECURRENT:
         planned.mixer = MIXER_RECURRENT;
         planned.recurrent = (struct recurrent_plan){.width = c->mixer_width};
+        break;
+    case LAYER_DELTA:
+        planned.mixer = MIXER_DELTA;
+        planned.delta = c->delta;
         break;
     }
     if (planned.attn.is_shared && c->shared_is_wide)
@@ -209,6 +214,12 @@ static int plan_split_layer(struct layer_plan *l, int layer, int n_ranks, bool w
             return plan_refuse_split(n_ranks, layer, "channels", l->recurrent.width);
         l->recurrent.width /= n_ranks;
         break;
+    case MIXER_DELTA:
+        if (l->delta.n_k_heads % n_ranks != 0)
+            return plan_refuse_split(n_ranks, layer, "key heads", l->delta.n_k_heads);
+        l->delta.n_k_heads /= n_ranks;
+        l->delta.n_v_heads /= n_ranks;
+        break;
     }
     return plan_split_ffn(&l->ffn, layer, n_ranks, whole_experts);
 }
@@ -292,12 +303,23 @@ static int plan_qkv(const struct attn_plan *attn)
     return heads * attn->head_dim;
 }
 
+size_t plan_state_elems(const struct layer_plan *l)
+{
+    switch (l->mixer) {
+    case MIXER_ATTENTION: return 0;
+    case MIXER_RECURRENT: return (size_t)l->recurrent.width;
+    case MIXER_DELTA: return k_delta_elems(&l->delta);
+    }
+    return 0;
+}
+
 /* The width of the mixer's input product. */
 int plan_mixer_in(const struct layer_plan *l)
 {
     switch (l->mixer) {
     case MIXER_ATTENTION: return plan_qkv(&l->attn);
     case MIXER_RECURRENT: return 2 * l->recurrent.width;
+    case MIXER_DELTA: return k_delta_channels(&l->delta) + k_delta_values(&l->delta);
     }
     return 0;
 }
@@ -308,6 +330,7 @@ int plan_mixer_out(const struct layer_plan *l)
     switch (l->mixer) {
     case MIXER_ATTENTION: return l->attn.n_heads * l->attn.head_dim;
     case MIXER_RECURRENT: return l->recurrent.width;
+    case MIXER_DELTA: return k_delta_values(&l->delta);
     }
     return 0;
 }
@@ -365,7 +388,11 @@ struct plan_widths plan_widest(const struct plan *p)
         widest.ff = plan_wider(widest.ff, layer->ffn.ff_dim);
         widest.n_heads = plan_wider(widest.n_heads, layer->attn.n_heads);
         widest.head_dim = plan_wider(widest.head_dim, layer->attn.head_dim);
-        widest.has_states = widest.has_states || layer->mixer == MIXER_RECURRENT;
+        if (layer->attn.has_gate)
+            widest.attn_gate = plan_wider(widest.attn_gate, plan_mixer_out(layer));
+        widest.delta_gates = plan_wider(widest.delta_gates, 2 * layer->delta.n_v_heads);
+        widest.delta_work = plan_wider(widest.delta_work, (int)k_delta_work(&layer->delta));
+        widest.has_states = widest.has_states || plan_state_elems(layer) > 0;
         plan_widen_experts(&widest.experts, &layer->ffn.experts);
         if (layer->attn.qk_norm == QK_NORM_WHOLE)
             widest.norms_whole = true;

@@ -376,6 +376,9 @@ static const struct {
     {"families/phi3", "24", 2.9e-02},
     {"families/qwen2-yarn", "24", 2.6e-02},
     {"families/qwen3-vl", "24", 2.5e-02},
+    {"families/qwen3-next", "2", 1.3e-02},
+    {"families/qwen3.5", "24", 7.0e-02},
+    {"families/qwen3.5-moe", "", 1.1e-02},
     {"families/seed-oss", "24", 4.4e-02},
     {"families/smollm3", "24", 3.9e-02},
     {"families/stablelm", "24", 1.5e-02},
@@ -401,6 +404,7 @@ static const struct {
     {"packed/model-ct-int4-zeros", "24", 1.6e-02},
     {"packed/model-ct-nvfp4", "24", 2.7e-02},
     {"packed/model-bnb-nf4", "24", 2.4e-02},
+    {"packed/model-delta-fp8", "", 8.0e-02},
     {"demo", "24", 0.0},
 };
 
