@@ -26,7 +26,7 @@ enum pickle_kind {
     PICKLE_ID,    /* an object outside the pickle, which items [n] describe */
 };
 
-/* A value; all memory is in the arena. A value may be part of several others, and even of itself. */
+/* A value; all memory is in the arena. A value may be part of several others, even of itself. */
 struct pickle {
     enum pickle_kind kind;
     int64_t whole;
