@@ -288,6 +288,17 @@ void ref_place(float *x, float scale, const float *positions, const int32_t *pos
 int k_place(float *x, float scale, const k_bf16 *positions, const int32_t *pos, int first, int n,
             int dim, k_stream stream);
 
+/* Queries that grow with the position: the first `width` elements of each row of x [n][stride] are
+ * multiplied by 1 + beta * ln(1 + floor(pos / period)). */
+struct k_growth {
+    float beta; /* 0: they do not grow */
+    int period; /* tokens */
+};
+
+void ref_grow(float *x, int stride, int width, const struct k_growth *g, const int32_t *pos, int n);
+int k_grow(k_bf16 *x, int stride, int width, const struct k_growth *g, const int32_t *pos, int n,
+           k_stream stream);
+
 /* A change of logits x [n][width] by some models, in place: x = (x + bias) * scale; then, if cap is
  * above 0, x = cap * tanh(x / cap). bias [width], NULL: none. */
 struct k_softening {

@@ -245,6 +245,16 @@ void ref_embed_layers(float *x, const struct k_layer_embeds *e, const int32_t *i
     }
 }
 
+void ref_grow(float *x, int stride, int width, const struct k_growth *g, const int32_t *pos, int n)
+{
+    for (int token = 0; token < n; token++, x += stride) {
+        float by = 1.0f + g->beta * logf(1.0f + (float)(pos[token] / g->period));
+
+        for (int i = 0; i < width; i++)
+            x[i] *= by;
+    }
+}
+
 /* Learned positions begin at row `first` of their table in some models. */
 void ref_place(float *x, float scale, const float *positions, const int32_t *pos, int first, int n,
                int dim)

@@ -453,6 +453,27 @@ int k_place(float *x, float scale, const k_bf16 *positions, const int32_t *pos, 
                     positions, pos, first, dim, elems);
 }
 
+/* A thread per element. */
+static __global__ void __launch_bounds__(ELEM_THREADS)
+    grow_kernel(k_bf16 *x, int stride, int width, const k_growth g, const int32_t *pos, size_t n)
+{
+    size_t i = rows_elem_of_thread();
+
+    if (i >= n)
+        return;
+    x += i / width * stride + i % width;
+    store_bf16(x, load_bf16(x) * (1.0f + g.beta * logf(1.0f + (float)(pos[i / width] / g.period))));
+}
+
+int k_grow(k_bf16 *x, int stride, int width, const struct k_growth *g, const int32_t *pos, int n,
+           k_stream stream)
+{
+    size_t elems = (size_t)n * width;
+
+    return K_LAUNCH(grow_kernel, rows_blocks_of(elems), ELEM_THREADS, 0, stream, x, stride, width,
+                    *g, pos, elems);
+}
+
 static __global__ void __launch_bounds__(ELEM_THREADS)
     soften_kernel(float *x, const k_softening how, int width, size_t n)
 {

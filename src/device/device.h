@@ -373,6 +373,8 @@ struct device_ops {
     /* x of the device's type, of all tokens of the step. */
     void (*layer_embeds)(struct device *d, void *x, const struct k_layer_embeds *e);
     void (*place)(struct device *d, float *x, float scale, const void *positions, int first);
+    /* k_grow() of all tokens of the step; x is of the device's type. */
+    void (*grow)(struct device *d, void *x, int stride, int width, const struct k_growth *g);
     void (*add)(struct device *d, float *x, const void *delta, float scale, int n);
     /* x [n][dim] += delta, both of the device's type. */
     void (*add_within)(struct device *d, void *x, const void *delta, int n);

@@ -418,6 +418,12 @@ static void cpu_norm_squares(struct device *d, void *x, const void *squares,
     ref_norm_squares(x, squares, s, n);
 }
 
+/* Little work, as above. */
+static void cpu_grow(struct device *d, void *x, int stride, int width, const struct k_growth *g)
+{
+    ref_grow(x, stride, width, g, cpu_of(d)->batch->tokens.pos, d->step_tokens);
+}
+
 /* Blocks until all ranks have called it. */
 static void cpu_gather_ranks(struct device *d, float *all, const float *part, int n, int width)
 {
@@ -577,6 +583,7 @@ static const struct device_ops cpu_ops = {
     .add_within = cpu_add_within,
     .add_normed = cpu_add_normed,
     .place = cpu_place,
+    .grow = cpu_grow,
     .add = cpu_add,
     .soften = cpu_soften,
     .gather_add = cpu_gather_add,

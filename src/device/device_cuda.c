@@ -632,6 +632,14 @@ static void cuda_layer_embeds(struct device *d, void *x, const struct k_layer_em
 }
 
 /* Positions come from the mirror, so a recorded step can be replayed. */
+static void cuda_grow(struct device *d, void *x, int stride, int width, const struct k_growth *g)
+{
+    struct cuda *gpu = cuda_of(d);
+
+    cuda_keep(gpu, k_grow(x, stride, width, g, gpu->tokens.pos, gpu->tokens.n_tokens, gpu->stream),
+              "grow");
+}
+
 static void cuda_place(struct device *d, float *x, float scale, const void *positions, int first)
 {
     struct cuda *gpu = cuda_of(d);
@@ -882,6 +890,7 @@ static const struct device_ops cuda_ops = {
     .gate_by = cuda_gate_by,
     .layer_embeds = cuda_layer_embeds,
     .place = cuda_place,
+    .grow = cuda_grow,
     .add = cuda_add,
     .add_within = cuda_add_within,
     .add_normed = cuda_add_normed,

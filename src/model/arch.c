@@ -323,6 +323,7 @@ static const struct arch arch_table[] = {
     {.name = "LlamaForCausalLM", .reads_bias_switches = true, .names = &llama_names},
     /* Mistral: all layers have the window, if the file sets one. */
     {.name = "MistralForCausalLM", .window = ARCH_WINDOW_ALL, .names = &llama_names},
+    {.name = "Ministral3ForCausalLM", .window = ARCH_WINDOW_ALL, .names = &llama_names},
     {.name = "Mistral3ForConditionalGeneration",
      .window = ARCH_WINDOW_ALL,
      .is_wrapped = true,

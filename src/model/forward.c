@@ -103,6 +103,8 @@ static void forward_run_mixer(const struct forward *f, const struct pass *p, int
         kv = forward_kv_of(f, i);
         if (plan->attn.qk_norm == QK_NORM_WHOLE)
             pass_norm_whole(p, &plan->attn, weights, f->rank);
+        if (f->plan->growth.beta > 0.0f)
+            pass_grow(p, &plan->attn);
         pass_attend(p, &plan->attn, &kv, &rotary, &weights->mixer_out);
         break;
     case MIXER_RECURRENT:

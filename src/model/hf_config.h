@@ -211,6 +211,7 @@ struct hf_config {
     float attn_scale; /* of scores */
     struct multipliers by;
     struct learned_positions positions;
+    struct k_growth growth; /* of queries with the position */
     struct experts_config experts;
     bool layer_experts[HF_CONFIG_LAYERS_MAX]; /* [n_layers]: the FFN is one of experts */
     int n_ropes;

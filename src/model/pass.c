@@ -421,6 +421,15 @@ void pass_norm_whole(const struct pass *p, const struct attn_plan *attn,
     op->norm_within(p->d, rows + (size_t)q * p->d->elem_bytes, q + 2 * kv, &of_k, kv, p->n);
 }
 
+/* Rotation and growth commute, so the rotary step need not know. */
+void pass_grow(const struct pass *p, const struct attn_plan *attn)
+{
+    int width = attn->n_heads * attn->head_dim;
+
+    p->d->ops->grow(p->d, p->a->mixer_in, width + 2 * attn->n_kv_heads * attn->head_dim, width,
+                    &p->plan->growth);
+}
+
 /* Rotary positions are applied to the queries, and keys and values are stored in the pages, before
  * attention reads them. */
 void pass_attend(const struct pass *p, const struct attn_plan *attn, const struct k_kv *kv,

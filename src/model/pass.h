@@ -94,6 +94,9 @@ void pass_project(const struct pass *p, void *y, const struct k_matrix *w, const
 void pass_norm_whole(const struct pass *p, const struct attn_plan *attn,
                      const struct layer_weights *w, int rank);
 
+/* Queries of mixer_in grow with their position. */
+void pass_grow(const struct pass *p, const struct attn_plan *attn);
+
 /* mixed = attention of mixer_in over the pages that kv views, times the sigmoid of gates where the
  * layer has them, for the product with reader. */
 void pass_attend(const struct pass *p, const struct attn_plan *attn, const struct k_kv *kv,

@@ -147,6 +147,7 @@ int plan_make(struct plan *out, const struct hf_config *c)
                         .norm = c->norm,
                         .by = c->by,
                         .positions = c->positions,
+                        .growth = c->growth,
                         .embeds = c->layer_embeds,
                         .head_bias = c->head_bias,
                         .head_rows = c->n_vocab,

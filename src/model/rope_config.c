@@ -117,11 +117,6 @@ static void rope_config_read_kind(struct rope *r, const struct hf_config *c,
 
     while (i < n && strcmp(name, kinds[i].name) != 0)
         i++;
-    /* It would scale queries by position, which no kernel does. */
-    if (json_get(p, "llama_4_scaling_beta") != NULL) {
-        log_error("model: %s: llama_4_scaling_beta is not supported", s->name);
-        source_fail(s, ERR_UNSUPPORTED);
-    }
     if (i == n) {
         log_error("model: %s: position scaling \"%.40s\" is not supported", s->name, name);
         source_fail(s, ERR_UNSUPPORTED);
@@ -164,6 +159,25 @@ static double rope_config_rotary_part(const struct hf_config *c, struct config_s
     return part;
 }
 
+/* Ministral 3: queries grow with the position, in steps of the length before scaling. */
+static void rope_config_read_growth(struct hf_config *c, struct config_source *s,
+                                    const struct json *p)
+{
+    double period;
+
+    if (json_get(p, "llama_4_scaling_beta") == NULL)
+        return;
+    c->growth.beta = (float)source_positive(s, p, "llama_4_scaling_beta", 0.0);
+    period = source_positive(s, p, "original_max_position_embeddings", 0.0);
+    if (s->rc == ERR_OK && (period < 1.0 || period > INT32_MAX)) {
+        log_error("model: %s: original_max_position_embeddings must be a number of tokens",
+                  s->name);
+        source_fail(s, ERR_INVALID);
+    }
+    if (s->rc == ERR_OK)
+        c->growth.period = (int)period;
+}
+
 /* A value in rope_parameters has precedence over one in the outer object. */
 int config_add_rope(struct hf_config *c, int head_dim, struct config_source *s,
                     const struct json *obj, const struct json *parameters)
@@ -186,8 +200,10 @@ int config_add_rope(struct hf_config *c, int head_dim, struct config_source *s,
         source_fail(s, ERR_INVALID);
         rope.rotary_dim = head_dim;
     }
-    if (parameters != NULL)
+    if (parameters != NULL) {
         rope_config_read_kind(&rope, c, s, obj, parameters);
+        rope_config_read_growth(c, s, parameters);
+    }
     must(c->n_ropes < HF_CONFIG_ROPES_MAX);
     c->ropes[c->n_ropes] = rope;
     return c->n_ropes++;

@@ -76,6 +76,10 @@ MODELS = {
     "granite": ("granite", small(embedding_multiplier=5.0, residual_multiplier=0.4,
                                  attention_multiplier=0.2, logits_scaling=0.5,
                                  tie_word_embeddings=True), 0.25),
+    "ministral3": ("ministral3", small(head_dim=12, rope_parameters={
+        "rope_type": "yarn", "factor": 16.0, "rope_theta": 10000.0, "beta_fast": 32.0,
+        "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.4}), 0.25),
     "nemotron": ("nemotron", small(head_dim=12), 0.25),
     "olmo2": ("olmo2", small(), 0.3),
     "olmo3": ("olmo3", small(num_hidden_layers=4, sliding_window=24, layer_types=TYPES,

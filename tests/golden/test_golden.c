@@ -367,6 +367,7 @@ static const struct {
     {"families/gpt-neox-serial", "24", 1.2e-02},
     {"families/gpt2", "24", 1.0e-02},
     {"families/granite", "24", 2.7e-02},
+    {"families/ministral3", "24", 8.2e-02},
     {"families/nemotron", "24", 6.5e-02},
     {"families/olmo2", "24", 1.1e-02},
     {"families/olmo3", "24", 1.2e-02},

@@ -110,6 +110,22 @@ static void check_split_norm(int n, int dim, bool counts)
     free(x), free(weight), free(want), free(got);
 }
 
+/* Of the first dim - 1 elements of each row. */
+static void check_growth(int n, int dim, const int32_t *pos)
+{
+    const struct k_growth growth = {0.4f, 3};
+    size_t size = (size_t)n * (size_t)dim;
+    float *x = gpu_random(size, 2.0f), *got;
+    k_bf16 *dx = gpu_bf16(x, size);
+
+    ref_grow(x, dim, dim - 1, &growth, pos, n);
+    gpu_must(k_grow(dx, dim, dim - 1, &growth, gpu_array(pos, (size_t)n * 4), n,
+                    device_cuda_stream(gpu)));
+    got = gpu_floats(dx, size);
+    gpu_compare(got, x, size, 5e-6, 4.1e-3, "grown");
+    free(x), free(got);
+}
+
 static void check_elements(int n, int dim)
 {
     size_t size = (size_t)n * (size_t)dim, table_size = (size_t)(n + 2) * (size_t)dim;
@@ -125,6 +141,7 @@ static void check_elements(int n, int dim)
                      dim, s));
     ok(gpu_get(got, dx, size * 4), "guard bands are whole");
     gpu_compare(got, x, size, 1e-12, 1e-6, "placed");
+    check_growth(n, dim, pos);
     ref_add(x, delta, 0.3f, size);
     gpu_must(k_add(dx, gpu_bf16(delta, size), 0.3f, size, s));
     ok(gpu_get(got, dx, size * 4), "guard bands are whole");

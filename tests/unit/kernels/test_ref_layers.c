@@ -169,6 +169,21 @@ static void check_split_norm(int n_ranks, int copies)
        worst);
 }
 
+/* Steps of four tokens; the last element of each row stays. */
+static void check_growth(void)
+{
+    static const int32_t pos[] = {3, 4, 11};
+    static const double by[] = {1.0, 1.0 + 0.5 * 0.69314718, 1.0 + 0.5 * 1.09861229};
+    float x[] = {1.0f, -2.0f, 5.0f, 1.0f, -2.0f, 5.0f, 1.0f, -2.0f, 5.0f};
+    bool grown = true;
+
+    ref_grow(x, 3, 2, &(struct k_growth){0.5f, 4}, pos, 3);
+    for (int t = 0; t < 3; t++)
+        grown = grown && fabs((double)x[3 * t] - by[t]) < 1e-6 &&
+                fabs((double)x[3 * t + 1] + 2.0 * by[t]) < 1e-6 && x[3 * t + 2] == 5.0f;
+    ok(grown, "queries grow in steps of positions");
+}
+
 /* The three parts of a sum are the float itself, however many bits it has. */
 static void check_exact_squares(void)
 {
@@ -294,6 +309,7 @@ int main(void)
     check_split_norm(2, 1);
     check_split_norm(4, 2);
     check_exact_squares();
+    check_growth();
     check_elements();
     check_factors();
     check_adding();

@@ -75,10 +75,14 @@ static const struct {
      ERR_UNSUPPORTED},
     {"another rope", "{" LLAMA ",\"rope_scaling\":{\"type\":\"foo\",\"factor\":2}}",
      ERR_UNSUPPORTED},
-    {"queries that grow with the position",
+    {"queries that shrink with the position",
+     "{" LLAMA ",\"rope_scaling\":{\"type\":\"yarn\",\"factor\":2,"
+     "\"original_max_position_embeddings\":64,\"llama_4_scaling_beta\":-0.1}}",
+     ERR_INVALID},
+    {"queries that grow in no steps",
      "{" LLAMA ",\"rope_scaling\":{\"type\":\"yarn\",\"factor\":2,"
      "\"llama_4_scaling_beta\":0.1}}",
-     ERR_UNSUPPORTED},
+     ERR_INVALID},
     {"a part of a head where the family has none", "{" LLAMA ",\"partial_rotary_factor\":0.5}",
      ERR_UNSUPPORTED},
     {"a part above 1", "{" PHI3 ",\"partial_rotary_factor\":1.5}", ERR_INVALID},
