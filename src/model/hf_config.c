@@ -162,12 +162,12 @@ static void hf_config_read_arch(struct config_source *s, struct hf_config *c,
     }
     c->arch = arch_find(name);
     if (c->arch == NULL) {
-        char known[2048];
+        char near[300];
 
-        /* Name the alternatives: often a checkpoint of a supported family is close. */
-        arch_list(known, sizeof known);
-        log_error("model: %s: architecture \"%.80s\" is not supported; these are: %s", s->name,
-                  name, known);
+        arch_near(near, sizeof near, name);
+        log_error("model: %s: architecture \"%.80s\" is not served; %s "
+                  "(docs/models-and-formats.md lists all)",
+                  s->name, name, near);
         source_fail(s, ERR_UNSUPPORTED);
     }
 }

@@ -69,7 +69,7 @@ struct arch {
     bool head_bias;
     bool recurrent;      /* layer_types may contain "recurrent" */
     bool any_activation; /* hidden_act may differ from silu */
-    bool is_toy;         /* for tests only; arch_list() omits it */
+    bool is_toy;         /* for tests only; arch_name() omits it */
     bool is_parallel;
     bool is_tied;        /* default of tie_word_embeddings */
     bool is_wrapped;     /* config.json may have the text model's fields in text_config */
@@ -137,8 +137,12 @@ struct tensor_form {
 /* The row of an architecture by its name in config.json; NULL if it is unknown. */
 const struct arch *arch_find(const char *name);
 
-/* The names that arch_find() knows, separated by commas. */
-void arch_list(char *out, size_t cap);
+/* The i-th name that arch_find() knows, from 0; NULL behind the last one. */
+const char *arch_name(size_t i);
+
+/* Write which served architecture is nearest to the unknown `name`, and what differs if that is
+ * known: "the nearest that is served is ...". */
+void arch_near(char *out, size_t cap, const char *name);
 
 enum layer_kind { LAYER_FULL, LAYER_WINDOW, LAYER_RECURRENT, LAYER_DELTA };
 

@@ -386,8 +386,38 @@ static void check_qwen3_5(void)
        "its experts");
 }
 
+/* Every name of the table of unserved ones would be a lie once it is served. */
+static void test_near(void)
+{
+    static const struct {
+        const char *name, *sentence;
+    } rows[] = {
+        {"DeepseekV3ForCausalLM",
+         "the nearest that is served is Glm4MoeForCausalLM; it differs by latent attention"},
+        {"LlamaForCausalLn", "the nearest name that is served is LlamaForCausalLM"},
+        {"Qwen3MoeForCausaLM", "the nearest name that is served is Qwen3MoeForCausalLM"},
+        {"", "the nearest name that is served is GlmForCausalLM"},
+    };
+    char near[300], long_name[5000];
+
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        arch_near(near, sizeof near, rows[i].name);
+        ok(strcmp(near, rows[i].sentence) == 0, "\"%s\": %s", rows[i].name, near);
+    }
+    memset(long_name, 'x', sizeof long_name);
+    long_name[sizeof long_name - 1] = '\0';
+    arch_near(near, sizeof near, long_name);
+    ok(strstr(near, "the nearest name that is served is ") == near, "a long name has a nearest");
+    for (size_t i = 0; arch_name(i) != NULL; i++) {
+        arch_near(near, sizeof near, arch_name(i));
+        ok(strstr(near, arch_name(i)) != NULL && strstr(near, "differs") == NULL,
+           "%s is served, and nearest to itself", arch_name(i));
+    }
+}
+
 int main(void)
 {
+    test_near();
     struct hf_config before;
 
     log_set_level(LOG_LEVEL_ERROR);

@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The sentence on an architecture that is not served: the nearest one that is, and what differs.
+ *
+ * For names that people are likely to try, both are in a table. For any other name the nearest is
+ * the one with the fewest edits, and nothing is said of differences. */
+#include "model/hf_config.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define NAME_MAX_LEN 80 /* of names that are compared */
+
+static const struct {
+    const char *name, *near, *differs;
+} unserved[] = {
+    {"Gemma2ForCausalLM", "Gemma3ForCausalLM", "soft caps of attention scores"},
+    {"Gemma3nForConditionalGeneration", "Gemma4ForConditionalGeneration",
+     "several residual streams and sparse activations"},
+    {"DeepseekV2ForCausalLM", "Glm4MoeForCausalLM", "latent attention"},
+    {"DeepseekV3ForCausalLM", "Glm4MoeForCausalLM", "latent attention"},
+    {"Glm4MoeLiteForCausalLM", "Glm4MoeForCausalLM", "latent attention"},
+    {"KimiK2ForCausalLM", "Glm4MoeForCausalLM", "latent attention"},
+    {"KimiK25ForConditionalGeneration", "Glm4MoeForCausalLM", "latent attention"},
+    {"Mistral4ForCausalLM", "Ministral3ForCausalLM", "latent attention and experts"},
+    {"MiniCPM3ForCausalLM", "LlamaForCausalLM", "latent attention"},
+    {"DeepseekV32ForCausalLM", "Glm4MoeForCausalLM", "latent attention of tokens by an index"},
+    {"DeepseekV4ForCausalLM", "Glm4MoeForCausalLM", "compressed attention of tokens by an index"},
+    {"GlmMoeDsaForCausalLM", "Glm4MoeForCausalLM", "latent attention of tokens by an index"},
+    {"Glm5NextForConditionalGeneration", "Qwen3_5MoeForCausalLM",
+     "layers of Kimi Delta Attention, and attention of tokens by an index"},
+    {"KimiLinearForCausalLM", "Qwen3NextForCausalLM",
+     "layers of Kimi Delta Attention, and latent attention"},
+    {"Qwen4ExpForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration",
+     "several residual streams, and attention of blocks by an index"},
+    {"NemotronHForCausalLM", "NemotronForCausalLM", "layers of Mamba-2"},
+    {"GraniteMoeHybridForCausalLM", "GraniteMoeSharedForCausalLM", "layers of Mamba-2"},
+    {"FalconH1ForCausalLM", "LlamaForCausalLM", "layers of Mamba-2 beside attention"},
+    {"BambaForCausalLM", "LlamaForCausalLM", "layers of Mamba-2"},
+    {"Zamba2ForCausalLM", "LlamaForCausalLM", "layers of Mamba-2"},
+    {"MambaForCausalLM", "Qwen3NextForCausalLM", "layers of Mamba, and no attention"},
+    {"Mamba2ForCausalLM", "Qwen3NextForCausalLM", "layers of Mamba-2, and no attention"},
+    {"Lfm2ForCausalLM", "Qwen3ForCausalLM", "layers of short convolutions"},
+    {"Lfm2MoeForCausalLM", "Qwen3MoeForCausalLM", "layers of short convolutions"},
+    {"Llama4ForConditionalGeneration", "Qwen3MoeForCausalLM",
+     "attention in chunks, and inputs of experts that are weighted before the product"},
+    {"FalconForCausalLM", "GPTNeoXForCausalLM", "keys and values of its own arrangement"},
+    {"BloomForCausalLM", "GPT2LMHeadModel", "positions as biases of scores"},
+    {"MPTForCausalLM", "GPT2LMHeadModel", "positions as biases of scores"},
+    {"BertModel", "Qwen3ForCausalLM", "attention in both directions; it is no text generator"},
+    {"T5ForConditionalGeneration", "LlamaForCausalLM", "an encoder"},
+    {"WhisperForConditionalGeneration", "LlamaForCausalLM", "an encoder of audio"},
+};
+
+/* Levenshtein's distance: characters to insert, delete or replace. */
+static int arch_edits(const char *a, const char *b)
+{
+    int row[NAME_MAX_LEN + 1];
+    int n = (int)strnlen(b, NAME_MAX_LEN);
+
+    for (int j = 0; j <= n; j++)
+        row[j] = j;
+    for (int i = 0; a[i] != '\0' && i < NAME_MAX_LEN; i++) {
+        int above_left = row[0];
+
+        row[0] = i + 1;
+        for (int j = 1; j <= n; j++) {
+            int least = above_left + (a[i] != b[j - 1]);
+
+            above_left = row[j];
+            if (row[j] + 1 < least)
+                least = row[j] + 1;
+            if (row[j - 1] + 1 < least)
+                least = row[j - 1] + 1;
+            row[j] = least;
+        }
+    }
+    return row[n];
+}
+
+void arch_near(char *out, size_t cap, const char *name)
+{
+    const char *nearest = "", *served;
+    int least = 2 * NAME_MAX_LEN;
+
+    for (size_t i = 0; i < sizeof unserved / sizeof unserved[0]; i++) {
+        if (strcmp(unserved[i].name, name) != 0)
+            continue;
+        (void)snprintf(out, cap, "the nearest that is served is %s; it differs by %s",
+                       unserved[i].near, unserved[i].differs);
+        return;
+    }
+    for (size_t i = 0; (served = arch_name(i)) != NULL; i++) {
+        int edits = arch_edits(name, served);
+
+        if (edits < least) {
+            least = edits;
+            nearest = served;
+        }
+    }
+    (void)snprintf(out, cap, "the nearest name that is served is %s", nearest);
+}
