@@ -10,11 +10,8 @@
 static const struct {
     const char *name;
     int (*run)(int argc, char **argv);
-} commands[] = {{"bench", quire_bench},
-                {"eval", quire_eval},
-                {"plan", quire_plan},
-                {"quantize", quire_quantize},
-                {"top", quire_top}};
+} commands[] = {{"bench", quire_bench},       {"eval", quire_eval},   {"plan", quire_plan},
+                {"quantize", quire_quantize}, {"serve", quire_serve}, {"top", quire_top}};
 
 int main(int argc, char **argv)
 {
@@ -29,6 +26,7 @@ int main(int argc, char **argv)
             "       quire eval perplexity|choices FOLDER FILE [--len N] [settings]\n"
             "       quire plan FOLDER [--card NAME] [--len TOKENS] [settings]\n"
             "       quire quantize FOLDER --to int4|int8|fp8|nvfp4 --out FOLDER [--text FILE]\n"
+            "       quire serve FOLDER|FILE.gguf [--port N] [--host NAME] [options] [settings]\n"
             "       quire top [--engine-socket PATH] [--seconds N] [--once]\n"
             "       quire COMMAND --help\n");
     if (wants_help)

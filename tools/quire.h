@@ -9,6 +9,7 @@ int quire_bench(int argc, char **argv);
 int quire_eval(int argc, char **argv);
 int quire_plan(int argc, char **argv);
 int quire_quantize(int argc, char **argv);
+int quire_serve(int argc, char **argv);
 int quire_top(int argc, char **argv);
 
 #endif
