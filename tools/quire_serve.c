@@ -167,6 +167,8 @@ static bool serve_prepare(struct serve *s)
     }
     if (!serve_folder_address(s) || !serve_folder_make(s) || !serve_add_engines(s, engine))
         return false;
+    serve_say("logs and sockets are in %s; quire top --engine-socket %s/engine.sock shows its work",
+              s->folder, s->folder);
     serve_add_fronts(s, front);
     c = serve_add(s, "nginx", nginx, serve_text(s, "%s/nginx.log", s->folder));
     c->stop_signal = SIGQUIT;
