@@ -22,6 +22,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/json.h"
 #include "tools/http.h"
 #include "tools/quire.h"
 #include "tools/serve.h"
@@ -153,7 +154,7 @@ static bool serve_prepare(struct serve *s)
 {
     const char *engine = serve_find(s, "quire-engine");
     const char *front = serve_find(s, "quire-front");
-    const char *nginx = serve_find(s, "nginx");
+    const char *nginx = serve_find(s, "nginx"), *sockets;
     struct serve_child *c;
 
     if (engine == NULL || front == NULL) {
@@ -167,8 +168,12 @@ static bool serve_prepare(struct serve *s)
     }
     if (!serve_folder_address(s) || !serve_folder_make(s) || !serve_add_engines(s, engine))
         return false;
-    serve_say("logs and sockets are in %s; quire top --engine-socket %s/engine.sock shows its work",
-              s->folder, s->folder);
+    sockets = serve_text(s, "%s/engine.sock", s->folder);
+    for (int i = 0, n = s->wishes.settings.data_parallel_size; n > 1 && i < n; i++)
+        sockets = i == 0 ? serve_text(s, "%s/0/engine.sock", s->folder)
+                         : serve_text(s, "%s,%s/%d/engine.sock", sockets, s->folder, i);
+    serve_say("logs and sockets are in %s; quire top --engine-socket %s shows its work", s->folder,
+              sockets);
     serve_add_fronts(s, front);
     c = serve_add(s, "nginx", nginx, serve_text(s, "%s/nginx.log", s->folder));
     c->stop_signal = SIGQUIT;
@@ -273,18 +278,33 @@ static int serve_watch(struct serve *s)
     return n;
 }
 
+/* Does a good answer of /health speak for all engines? With several it says how many are well. */
+static bool serve_is_whole(struct http *http)
+{
+    struct buf body = {0};
+    struct arena arena = {0};
+    const struct json *said = NULL;
+    bool whole = http_read_all(http, &body) == ERR_OK &&
+                 json_parse(&said, &arena, buf_text(&body), body.len, NULL, 0) == ERR_OK &&
+                 json_get_int(said, "engines", 1) == json_get_int(said, "healthy", 1);
+
+    buf_fini(&body);
+    arena_reset(&arena);
+    return whole;
+}
+
 /* Ask for /health through nginx and a front, until it is well for the first time. */
 static void serve_ask_health(struct serve *s)
 {
     struct http_url url = {.host = "localhost"};
     struct http_request request = {.url = &url, .path = "/health", .silence_s = SERVE_HEALTH_S};
-    static struct http http;
-    int rc;
+    struct http http = HTTP_CLOSED;
+    bool good;
 
     (void)snprintf(url.socket, sizeof url.socket, "%.90s/nginx.sock", s->folder);
-    rc = http_ask(&http, &request);
+    good = http_ask(&http, &request) == ERR_OK && http.status == 200 && serve_is_whole(&http);
     http_close(&http);
-    if (rc != ERR_OK || http.status != 200)
+    if (!good)
         return;
     s->phase = SERVE_READY;
     printf("ready: %s  (model %s; Ctrl-C ends it)\n", s->url, s->wishes.name);

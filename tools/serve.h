@@ -44,6 +44,7 @@ struct serve_wishes {
     struct serve_list keys, origins;
     int n_fronts;
     bool logs_requests;
+    bool has_model;                  /* the command line has named it */
     struct serve_args engine, front; /* without program and sockets */
     struct settings settings;        /* the engines', in effect */
     const char *name;                /* of the model, in answers */

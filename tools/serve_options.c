@@ -324,12 +324,13 @@ static const struct options_setting *options_find(const struct options_arg *arg)
     return NULL;
 }
 
-/* Names of a model, as vLLM takes them: several arguments. They end with the next option. */
+/* Names of a model, as vLLM takes them: several arguments, up to the next option. Before the model
+ * it is one, because the next one may be the model. */
 static const char *options_names(struct serve *s, const char *first, int *i, int argc, char **argv)
 {
     const char *names = first;
 
-    while (*i + 1 < argc && argv[*i + 1][0] != '-')
+    while (s->wishes.has_model && *i + 1 < argc && argv[*i + 1][0] != '-')
         names = serve_text(s, "%s,%s", names, argv[++*i]);
     return names;
 }
@@ -538,6 +539,7 @@ bool serve_options_read(struct serve *s, int argc, char **argv)
             return false;
         }
         model = argv[i];
+        w->has_model = true;
         options_pass(s, &model_setting, options_model_path(s, model));
     }
     return options_check(s);

@@ -12,13 +12,12 @@ import queue
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import threading
 import time
 
-from harness import BUILDDIR, DEVICE, MODEL, Stream, Tap, need_nginx, until
+from harness import BUILDDIR, DEVICE, MODEL, SRCDIR, Stream, Tap, need_nginx, until
 
 need_nginx()
 tap = Tap()
@@ -65,9 +64,10 @@ class Served:
         threading.Thread(target=lambda: [lines.put(x) for x in self.proc.stdout] + [lines.put("")],
                          daemon=True).start()
         self.ready = lines.get(timeout=WAIT_S)
-        found = re.match(r"ready: http://127\.0\.0\.1:(\d+)/v1  \(model (\S+); Ctrl-C ends it\)$",
-                         self.ready)
-        self.port, self.model = (int(found.group(1)), found.group(2)) if found else (0, "")
+        found = re.match(r"ready: (http://127\.0\.0\.1:(\d+)/v1|unix:\S+)  "
+                         r"\(model (\S+); Ctrl-C ends it\)$", self.ready)
+        self.url, port, self.model = found.groups() if found else ("", 0, "")
+        self.port = int(port or 0)
         self.pids = children(self.proc.pid)
 
     def __enter__(self):
@@ -207,6 +207,26 @@ with tap.section("vLLM's spellings"):
         tap.eq(s.json("POST", "/v1/chat/completions", s.body())[0], 401, "--api-key")
         tap.eq(s.end(signal.SIGINT), 0, "Ctrl-C ends it with status 0")
     os.unlink(config)
+
+with tap.section("two engines, a unix socket"):
+    with Served("--served-model-name", "twice", MODEL, "--uds", runtime + "/socket", "-dp", 2,
+                "--api-key", "sk-one", *SETTINGS) as s:
+        tap.eq((s.url, s.model), ("unix:%s/socket" % runtime, "twice"), "both are told")
+        p = subprocess.run([QUIRE, "generate", "--url", s.url, "--api-key", "sk-one", "--prompt",
+                            "What is the capital of France?", "--temperature", "0"],
+                           capture_output=True, text=True, timeout=WAIT_S)
+        tap.eq(p.stdout, "The capital of France is Paris.\n", "quire generate reaches it")
+        tap.eq(len([p for p in s.pids if "quire-engine" in program(p)[0]]), 2, "two engines run")
+        tap.eq(s.end(), 0, "it ends with status 0")
+
+with tap.section("the options of docs/coming-from-vllm.md"):
+    with open(os.path.join(SRCDIR, "docs", "coming-from-vllm.md")) as f:
+        table = f.read().split("| vLLM option |")[1].split("\n\n")[0]
+    options = [o for row in table.splitlines()[2:] for o in re.findall(r"`(--[a-z-]+)",
+                                                                      row.split("|")[1])]
+    unknown = [o for o in options if "unknown option" in refused("/nowhere", o + "=1")[1]]
+    tap.ok(len(options) > 60, "the table has options", options)
+    tap.eq(unknown, [], "each is taken, or the reason is told")
 
 with tap.section("what cannot start"):
     folder = tempfile.mkdtemp(prefix="quire-t-")
