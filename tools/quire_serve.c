@@ -293,8 +293,8 @@ static bool serve_is_whole(struct http *http)
     return whole;
 }
 
-/* Ask for /health through nginx and a front, until it is well for the first time. */
-static void serve_ask_health(struct serve *s)
+/* Ask for /health once, through nginx and one of the fronts. */
+static bool serve_is_well(const struct serve *s)
 {
     struct http_url url = {.host = "localhost"};
     struct http_request request = {.url = &url, .path = "/health", .silence_s = SERVE_HEALTH_S};
@@ -304,8 +304,16 @@ static void serve_ask_health(struct serve *s)
     (void)snprintf(url.socket, sizeof url.socket, "%.90s/nginx.sock", s->folder);
     good = http_ask(&http, &request) == ERR_OK && http.status == 200 && serve_is_whole(&http);
     http_close(&http);
-    if (!good)
-        return;
+    return good;
+}
+
+/* Is every front attached to every engine? nginx asks the fronts in turn, so each is asked twice. */
+static void serve_ask_health(struct serve *s)
+{
+    for (int i = 0; i < 2 * s->wishes.n_fronts; i++) {
+        if (!serve_is_well(s))
+            return;
+    }
     s->phase = SERVE_READY;
     printf("ready: %s  (model %s; Ctrl-C ends it)\n", s->url, s->wishes.name);
     (void)fflush(stdout);
