@@ -19,6 +19,7 @@
 #include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -223,9 +224,8 @@ static void serve_kill(struct serve *s)
         serve_child_kill(&s->children[i]);
 }
 
-/* Start a child again later, or give up. 1 is the status of those that dislike their settings. */
-static void serve_start_again(struct serve *s, struct serve_child *c, const char *reason,
-                              bool is_final)
+/* Count a further start. False: there were too many within window_s. */
+static bool serve_may_start(struct serve_child *c)
 {
     uint64_t now_us = clock_us();
 
@@ -233,29 +233,34 @@ static void serve_start_again(struct serve *s, struct serve_child *c, const char
         c->window_us = now_us;
         c->n_starts = 0;
     }
-    if (is_final || c->n_starts == c->starts_max) {
-        serve_say("%s %s%s; all is stopped", c->name, reason,
-                  c->n_starts > 0 && !is_final ? " too often" : "");
-        serve_child_show_end(c);
-        serve_stop(s, 1);
-        return;
-    }
+    if (c->n_starts == c->starts_max)
+        return false;
     c->n_starts++;
     c->again_us = now_us + (uint64_t)c->pause_ms * 1000u;
-    serve_say("%s %s; it is started again (%d of at most %d times in %d s), and requests go on",
-              c->name, reason, c->n_starts, c->starts_max, c->window_s);
+    return true;
 }
 
+/* A child has ended: start it again later, or end all. The status 1 is of programs that dislike
+ * their settings, 127 of those that cannot be run. */
 static void serve_ended(struct serve *s, struct serve_child *c, int status)
 {
+    bool is_final = s->phase == SERVE_STARTING ||
+                    (WIFEXITED(status) && (WEXITSTATUS(status) == 1 || WEXITSTATUS(status) == 127));
     char reason[160];
-    bool is_final = WIFEXITED(status) && (WEXITSTATUS(status) == 1 || WEXITSTATUS(status) == 127);
 
-    serve_child_show(c);
-    if (s->phase == SERVE_STOPPING)
-        return;
     (void)serve_child_reason(status, reason, sizeof reason);
-    serve_start_again(s, c, reason, is_final || s->phase == SERVE_STARTING);
+    if (s->phase == SERVE_STOPPING) {
+        serve_child_show(c);
+    } else if (!is_final && serve_may_start(c)) {
+        serve_child_show(c);
+        serve_say("%s %s; it is started again (%d of at most %d times in %d s), and requests go on",
+                  c->name, reason, c->n_starts, c->starts_max, c->window_s);
+    } else {
+        c->shows_all = true; /* its last lines */
+        serve_child_show(c);
+        serve_say("%s %s%s; all is stopped", c->name, reason, c->n_starts > 0 ? " again" : "");
+        serve_stop(s, 1);
+    }
 }
 
 /* Look at all children. The number of those that run or will run again. */

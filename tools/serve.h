@@ -127,9 +127,6 @@ void serve_child_kill(const struct serve_child *c);                      /* and 
 /* Print what its log has had since the last call, as shows_all says. */
 void serve_child_show(struct serve_child *c);
 
-/* Print the last lines of a log that was not shown as a whole. */
-void serve_child_show_end(const struct serve_child *c);
-
 /* "ended with exit status 2 (...)" for a status of waitpid(). */
 const char *serve_child_reason(int status, char *text, size_t cap);
 

@@ -20,8 +20,6 @@
 
 #define CHILD_SOCKET_FD   3 /* SD_LISTEN_FDS_START */
 #define CHILD_LINE_BYTES  4096
-#define CHILD_TAIL_LINES  8
-#define CHILD_TAIL_BYTES  4096
 #define CHILD_EXEC_FAILED 127
 
 /* In the new process. The variables of a service manager above us concern us, not the child. */
@@ -121,28 +119,6 @@ void serve_child_show(struct serve_child *c)
         }
     }
     (void)fclose(file); /* it was only read from */
-}
-
-void serve_child_show_end(const struct serve_child *c)
-{
-    char text[CHILD_TAIL_BYTES + 1];
-    FILE *file = c->shows_all ? NULL : fopen(c->log, "re");
-    size_t len, at;
-    off_t size;
-    int n_lines = 0;
-
-    if (file == NULL)
-        return;
-    (void)fseeko(file, 0, SEEK_END);
-    size = ftello(file);
-    (void)fseeko(file, size > CHILD_TAIL_BYTES ? size - CHILD_TAIL_BYTES : 0, SEEK_SET);
-    len = fread(text, 1, CHILD_TAIL_BYTES, file);
-    (void)fclose(file); /* it was only read from */
-    text[len] = '\0';
-    at = len;
-    while (at > 0 && (at == len || text[at - 1] != '\n' || ++n_lines < CHILD_TAIL_LINES))
-        at--;
-    (void)fputs(text + at, stderr);
 }
 
 /* The meaning of the exit codes of quire-engine and quire-front. */

@@ -259,7 +259,19 @@ with tap.section("killed"):
                "its children end when it is killed", [program(p) for p in pids if alive(p)])
         tap.eq(len(left), 1, "its folder stays")
     with Served(MODEL, "--port", 0, *SETTINGS) as s:
-        tap.ok(s.port and not os.path.exists(left[0]), "and the next one removes it", s.said())
+        gone = set()
+
+        def another():
+            new = [p for p in children(s.proc.pid) if "quire-engine" in program(p)[0]]
+            gone.update(new)
+            for p in new:
+                os.kill(p, signal.SIGKILL)
+            return s.proc.poll()
+        tap.eq(until(another, WAIT_S, 0.1), 1, "an engine that dies again and again ends it")
+        tap.eq((len(gone), s.said().count("is started again")), (6, 5), "after five starts")
+        tap.ok("again; all is stopped" in s.said(), "which is told", s.said())
+    with Served(MODEL, "--port", 0, *SETTINGS) as s:
+        tap.ok(s.port and not os.path.exists(left[0]), "and the next ones remove it", s.said())
         os.kill(s.pid_of("nginx"), signal.SIGKILL)
         tap.eq(s.proc.wait(WAIT_S), 1, "without nginx all is stopped, with status 1")
         tap.ok("nginx was ended by signal 9 (Killed); all is stopped" in s.said(), "and told",
