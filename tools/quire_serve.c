@@ -312,7 +312,7 @@ static bool serve_is_well(const struct serve *s)
     return good;
 }
 
-/* Is every front attached to every engine? nginx asks the fronts in turn, so each is asked twice. */
+/* Is every front attached to every engine? nginx asks them in turn, so each is asked twice. */
 static void serve_ask_health(struct serve *s)
 {
     for (int i = 0; i < 2 * s->wishes.n_fronts; i++) {
