@@ -10,11 +10,9 @@
 static const struct {
     const char *name;
     int (*run)(int argc, char **argv);
-} commands[] = {{"bench", quire_bench},
-                {"eval", quire_eval},
-                {"plan", quire_plan},
-                {"quantize", quire_quantize},
-                {"top", quire_top}};
+} commands[] = {{"bench", quire_bench},       {"chat", quire_chat}, {"eval", quire_eval},
+                {"generate", quire_generate}, {"plan", quire_plan}, {"quantize", quire_quantize},
+                {"serve", quire_serve},       {"top", quire_top}};
 
 int main(int argc, char **argv)
 {
@@ -26,9 +24,12 @@ int main(int argc, char **argv)
     }
     fprintf(wants_help ? stdout : stderr,
             "usage: quire bench latency|throughput|kernel --model FOLDER [options]\n"
+            "       quire chat [--url URL] [--model NAME] [--system TEXT] [options]\n"
             "       quire eval perplexity|choices FOLDER FILE [--len N] [settings]\n"
+            "       quire generate [--url URL] [--prompt TEXT]... [FILE|-] [options]\n"
             "       quire plan FOLDER [--card NAME] [--len TOKENS] [settings]\n"
             "       quire quantize FOLDER --to int4|int8|fp8|nvfp4 --out FOLDER [--text FILE]\n"
+            "       quire serve FOLDER|FILE.gguf [--port N] [--host NAME] [options] [settings]\n"
             "       quire top [--engine-socket PATH] [--seconds N] [--once]\n"
             "       quire COMMAND --help\n");
     if (wants_help)

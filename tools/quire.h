@@ -6,9 +6,12 @@
 #define QUIRE_TOOLS_QUIRE_H
 
 int quire_bench(int argc, char **argv);
+int quire_chat(int argc, char **argv);
 int quire_eval(int argc, char **argv);
+int quire_generate(int argc, char **argv);
 int quire_plan(int argc, char **argv);
 int quire_quantize(int argc, char **argv);
+int quire_serve(int argc, char **argv);
 int quire_top(int argc, char **argv);
 
 #endif

@@ -634,7 +634,8 @@ class Stack:
         for name in NGINX_FILES + ("local.conf.in",):
             with open(os.path.join(SRCDIR, "nginx", name)) as f:
                 text = f.read()
-            text = text.replace("@RUN@", self.dir).replace("@PORT@", str(self.port))
+            text = text.replace("@RUN@", self.dir).replace("@LISTEN@",
+                                                                      "127.0.0.1:%d ssl http2" % self.port)
             text = text.replace("/etc/quire/keys.map", self.path("keys.map"))
             text = text.replace("/etc/quire/origins.map", self.path("origins.map"))
             text = text.replace("/usr/share/quire", os.path.join(SRCDIR, "nginx"))

@@ -1,0 +1,283 @@
+#!/usr/bin/env python3
+"""Goal: quire serve is a whole server in the foreground: it answers and streams, goes on when its
+engine is killed, says why it cannot start, and leaves neither processes nor folders. Method: the
+program itself, with a runtime folder of the test's, which must be empty at the end."""
+
+import contextlib
+import glob
+import http.client
+import json
+import os
+import queue
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+
+from harness import BUILDDIR, DEVICE, MODEL, SRCDIR, Stream, Tap, need_nginx, until
+
+need_nginx()
+tap = Tap()
+QUIRE = os.path.join(BUILDDIR, "quire")
+SETTINGS = ["--device", DEVICE, "--cpu-threads", "2"] + \
+    (["--num-pages", "8192"] if DEVICE == "cuda" else [])
+WAIT_S = 60
+runtime = tempfile.mkdtemp(prefix="quire-t-", dir="/tmp")
+env = dict(os.environ, XDG_RUNTIME_DIR=runtime)
+
+
+def children(pid):
+    """The processes below one."""
+    with contextlib.suppress(OSError):
+        with open("/proc/%d/task/%d/children" % (pid, pid)) as f:
+            mine = [int(p) for p in f.read().split()]
+        return mine + [q for p in mine for q in children(p)]
+    return []
+
+
+def program(pid):
+    with contextlib.suppress(OSError):
+        with open("/proc/%d/cmdline" % pid) as f:
+            return f.read().split("\0")
+    return [""]
+
+
+def alive(pid):
+    with contextlib.suppress(OSError):
+        with open("/proc/%d/stat" % pid) as f:
+            return f.read().rsplit(")", 1)[1].split()[0] != "Z"
+    return False
+
+
+class Served:
+    """quire serve, until it is ready or has ended."""
+
+    def __init__(self, *args, key=None):
+        self.key = key
+        self.err = tempfile.TemporaryFile("w+")
+        self.proc = subprocess.Popen([QUIRE, "serve", *map(str, args)], stdout=subprocess.PIPE,
+                                     stderr=self.err, stdin=subprocess.DEVNULL, env=env, text=True)
+        lines = queue.Queue()
+        threading.Thread(target=lambda: [lines.put(x) for x in self.proc.stdout] + [lines.put("")],
+                         daemon=True).start()
+        self.ready = lines.get(timeout=WAIT_S)
+        found = re.match(r"ready: (http://127\.0\.0\.1:(\d+)/v1|unix:\S+)  "
+                         r"\(model (\S+); Ctrl-C ends it\)$", self.ready)
+        self.url, port, self.model = found.groups() if found else ("", 0, "")
+        self.port = int(port or 0)
+        self.pids = children(self.proc.pid)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.end()
+        for pid in [self.proc.pid] * (self.proc.poll() is None):
+            os.kill(pid, signal.SIGKILL)
+
+    def said(self):
+        self.err.seek(0)
+        return self.err.read()
+
+    def end(self, sig=signal.SIGTERM):
+        if self.proc.poll() is None:
+            self.proc.send_signal(sig)
+        return self.proc.wait(WAIT_S)
+
+    def pid_of(self, name):
+        return [p for p in children(self.proc.pid) if name in os.path.basename(program(p)[0])
+                or name in program(p)[0]][0]
+
+    def ask(self, method, path, body=None, **kw):
+        c = http.client.HTTPConnection("127.0.0.1", self.port, timeout=WAIT_S)
+        headers = {"Content-Type": "application/json"}
+        if self.key:
+            headers["Authorization"] = "Bearer " + self.key
+        c.request(method, path, json.dumps(body) if body else None, headers)
+        return c, c.getresponse()
+
+    def json(self, method, path, body=None):
+        c, r = self.ask(method, path, body)
+        with contextlib.closing(c):
+            return r.status, json.loads(r.read())
+
+    def body(self, **fields):
+        return dict({"model": self.model, "temperature": 0, "messages": [
+            {"role": "user", "content": "What is the capital of France?"}]}, **fields)
+
+    def stream(self, body, on_piece=None):
+        """The text of a stream, and whether it came to its end."""
+        c, r = self.ask("POST", "/v1/completions", dict(body, stream=True))
+        text, s = "", Stream(c, r, "/v1/completions")
+        self.gap_s, last = 0, time.monotonic()  # the longest time without an event
+        for event in s:
+            self.gap_s, last = max(self.gap_s, time.monotonic() - last), time.monotonic()
+            text += event["choices"][0]["text"] if event["choices"] else ""
+            if on_piece:
+                on_piece(text)
+        return text, s.done
+
+
+def refused(*args):
+    """Status and last line of a start that fails."""
+    p = subprocess.run([QUIRE, "serve", *map(str, args)], stdout=subprocess.PIPE, env=env,
+                       stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, timeout=WAIT_S)
+    return p.returncode, p.stderr
+
+
+def story(**fields):
+    return dict({"model": "demo", "prompt": "Tell me a short story.", "temperature": 0,
+                 "max_tokens": 1200, "ignore_eos": True}, **fields)
+
+
+with tap.section("serve"), Served(MODEL, "--port", 0, "--served-model-name", "demo", "second",
+                                  *SETTINGS) as s:
+    tap.ok(s.port > 0, "one line says that it is ready, and where", s.ready + s.said())
+    status, answer = s.json("POST", "/v1/chat/completions", s.body())
+    tap.eq((status, answer["choices"][0]["message"]["content"]),
+           (200, "The capital of France is Paris."), "it answers a chat without a key")
+    tap.eq([m["id"] for m in s.json("GET", "/v1/models")[1]["data"]][:1], ["demo"],
+           "under the name that was given")
+    tap.eq(s.json("POST", "/v1/chat/completions", s.body(model="second"))[0], 200,
+           "and the second name")
+    whole, done = s.stream(story())
+    tap.ok(done and len(whole) > 500, "it streams", whole)
+    tap.ok("engine: ready" in s.said(), "the engine's log is shown", s.said())
+
+    engine, killed = s.pid_of("quire-engine"), []
+
+    def kill_once(text):
+        if len(text) > 100 and not killed:
+            killed.append(engine)
+            os.kill(engine, signal.SIGKILL)
+    text, done = s.stream(story(), kill_once)
+    tap.ok(killed and done and text == whole, "a stream survives kill -9 of the engine",
+           "%r %r\n%s\n%s" % (killed, done, text, s.said()))
+    tap.ok(s.gap_s > 0.9, "after a pause, while another engine starts", s.gap_s)
+    tap.ok("engine was ended by signal 9 (Killed); it is started again" in s.said(),
+           "which is told", s.said())
+    tap.ok(s.pid_of("quire-engine") != engine, "another engine runs")
+    front = s.pid_of("quire-front")
+    os.kill(front, signal.SIGKILL)
+    tap.ok(until(lambda: len([p for p in children(s.proc.pid)
+                              if "quire-front" in program(p)[0] and p != front]) == 2, WAIT_S),
+           "a front that dies is started again", s.said())
+    tap.eq(s.json("POST", "/v1/chat/completions", s.body())[0], 200, "and requests go on")
+
+    code, said = refused(MODEL, "--port", s.port, *SETTINGS)
+    tap.eq((code, len(said.splitlines())), (1, 1), "a port in use: one line")
+    tap.ok("port %d of 127.0.0.1 is in use" % s.port in said, "which says so", said)
+
+    folders = glob.glob(runtime + "/*")
+    tap.eq([(os.path.basename(f)[:12], oct(os.stat(f).st_mode & 0o777)) for f in folders],
+           [("quire-serve-", "0o700")], "there is one private folder")
+    memory = [a.split("=")[1] for a in program(s.pid_of("quire-engine"))
+              if a.startswith("--kv-host-file=")]
+    pids, begun, ended = children(s.proc.pid), threading.Event(), []
+    reader = threading.Thread(target=lambda: ended.append(s.stream(story(), lambda t: begun.set())))
+    reader.start()
+    tap.ok(begun.wait(WAIT_S), "a stream begins")
+    tap.eq(s.end(), 0, "SIGTERM ends it with status 0")
+    reader.join(WAIT_S)
+    tap.eq(ended, [(whole, True)], "after the stream, which is whole")
+    tap.ok(len(pids) >= 5 and until(lambda: not any(map(alive, pids)), WAIT_S),
+           "no process is left", [program(p) for p in pids if alive(p)])
+    tap.eq([f for f in glob.glob(runtime + "/*") + [os.path.dirname(m) for m in memory]
+            if os.path.exists(f)], [], "and no folder")
+
+with tap.section("vLLM's spellings"):
+    config = os.path.join(runtime, "quire.conf")
+    with open(config, "w") as f:
+        f.write("max_num_seqs = 8\n# a comment\nmax_logprobs = 3\n")
+    with Served(MODEL, "--port=0", "--max-model-len", 512, "--block-size", 32, "--dtype", "auto",
+                "--enable-prefix-caching", "--no-enable-expert-parallel", "--api-key", "sk-one",
+                "--trust-remote-code", "--config", config, *SETTINGS, key="sk-one") as s:
+        tap.eq(s.model, "model", "the folder's name is the model's")
+        tap.eq(s.json("GET", "/v1/models")[1]["data"][0]["max_model_len"], 512, "--max-model-len")
+        tap.ok(re.search(r"pages of 32 tokens, up to 8 seq", s.said()),
+               "--block-size, and the file of --config", s.said())
+        tap.ok("--dtype has no effect" in s.said(), "what has no effect is told", s.said())
+        tap.eq(s.json("POST", "/v1/chat/completions", s.body(logprobs=True, top_logprobs=4))[0],
+               400, "the fronts read the file as well")
+        s.key = None
+        tap.eq(s.json("POST", "/v1/chat/completions", s.body())[0], 401, "--api-key")
+        tap.eq(s.end(signal.SIGINT), 0, "Ctrl-C ends it with status 0")
+    os.unlink(config)
+
+with tap.section("two engines, a unix socket"):
+    with Served("--served-model-name", "twice", MODEL, "--uds", runtime + "/socket", "-dp", 2,
+                "--api-key", "sk-one", *SETTINGS) as s:
+        tap.eq((s.url, s.model), ("unix:%s/socket" % runtime, "twice"), "both are told")
+        p = subprocess.run([QUIRE, "generate", "--url", s.url, "--api-key", "sk-one", "--prompt",
+                            "What is the capital of France?", "--temperature", "0"],
+                           capture_output=True, text=True, timeout=WAIT_S)
+        tap.eq(p.stdout, "The capital of France is Paris.\n", "quire generate reaches it")
+        tap.eq(len([p for p in s.pids if "quire-engine" in program(p)[0]]), 2, "two engines run")
+        tap.eq(s.end(), 0, "it ends with status 0")
+
+with tap.section("the options of docs/coming-from-vllm.md"):
+    with open(os.path.join(SRCDIR, "docs", "coming-from-vllm.md")) as f:
+        table = f.read().split("| vLLM option |")[1].split("\n\n")[0]
+    options = [o for row in table.splitlines()[2:] for o in re.findall(r"`(--[a-z-]+)",
+                                                                      row.split("|")[1])]
+    unknown = [o for o in options if "unknown option" in refused("/nowhere", o + "=1")[1]]
+    tap.ok(len(options) > 60, "the table has options", options)
+    tap.eq(unknown, [], "each is taken, or the reason is told")
+
+with tap.section("what cannot start"):
+    folder = tempfile.mkdtemp(prefix="quire-t-")
+    shutil.copy(os.path.join(MODEL, "config.json"), folder)
+    for name, args, status, word in (
+            ("no model", [], 2, "which model?"),
+            ("a missing model", ["/nowhere/model"], 2, "no model at /nowhere/model"),
+            ("a folder without a model", ["/"], 2, "config.json"),
+            ("an unknown option", [MODEL, "--no-such-thing", "1"], 2, '"--no-such-thing"'),
+            ("a bad value", [MODEL, "--max-num-seqs", "many"], 2, "max_num_seqs"),
+            ("a bad port", [MODEL, "--port", "70000"], 2, "--port"),
+            ("a setting of its own", [MODEL, "--listen", "/x"], 2, "--listen"),
+            ("a second model", [MODEL, MODEL], 2, "one model only"),
+            ("half of TLS", [MODEL, "--ssl-certfile", QUIRE], 2, "--ssl-keyfile")):
+        code, said = refused(*args)
+        tap.ok(code == status and word in said and len(said.splitlines()) == 1,
+               "%s is refused in one line" % name, "%d\n%s" % (code, said))
+    code, said = refused(folder, "--port", 0, *SETTINGS)
+    tap.ok(code == 1 and re.search(r"(engine|front \d) ended with exit status \d.*; all is stopped",
+                                   said), "a program that cannot start is named, with the reason",
+           "%d\n%s" % (code, said))
+    tap.ok("ERROR" in said, "after its log's lines", said)
+    shutil.rmtree(folder)
+
+with tap.section("killed"):
+    with Served(MODEL, "--port", 0, *SETTINGS) as s:
+        left, pids = glob.glob(runtime + "/*"), children(s.proc.pid)
+        os.kill(s.proc.pid, signal.SIGKILL)
+        tap.ok(until(lambda: not any(map(alive, pids)), WAIT_S),
+               "its children end when it is killed", [program(p) for p in pids if alive(p)])
+        tap.eq(len(left), 1, "its folder stays")
+    with Served(MODEL, "--port", 0, *SETTINGS) as s:
+        gone = set()
+
+        def another():
+            new = [p for p in children(s.proc.pid) if "quire-engine" in program(p)[0]]
+            gone.update(new)
+            for p in new:
+                os.kill(p, signal.SIGKILL)
+            return s.proc.poll()
+        tap.eq(until(another, WAIT_S, 0.1), 1, "an engine that dies again and again ends it")
+        tap.eq((len(gone), s.said().count("is started again")), (6, 5), "after five starts")
+        tap.ok("again; all is stopped" in s.said(), "which is told", s.said())
+    with Served(MODEL, "--port", 0, *SETTINGS) as s:
+        tap.ok(s.port and not os.path.exists(left[0]), "and the next ones remove it", s.said())
+        os.kill(s.pid_of("nginx"), signal.SIGKILL)
+        tap.eq(s.proc.wait(WAIT_S), 1, "without nginx all is stopped, with status 1")
+        tap.ok("nginx was ended by signal 9 (Killed); all is stopped" in s.said(), "and told",
+               s.said())
+    tap.ok(until(lambda: not any(map(alive, s.pids)), WAIT_S), "no process is left")
+
+tap.eq(os.listdir(runtime), [], "nothing is left in the runtime folder")
+shutil.rmtree(runtime)
+tap.done()

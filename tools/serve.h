@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * quire serve: a whole server in one foreground process tree, as tools/run-local and systemd have
+ * it: nginx, fronts, one or more engines. The parts:
+ *
+ *   serve_options.c  the command line: arguments of the programs, and the wishes about nginx
+ *   serve_folder.c   the private folder: nginx's files, locks, removal
+ *   serve_child.c    one child: its start, its log, its end
+ *   quire_serve.c    the loop that watches all children
+ *
+ * One thread. Texts are borrowed from argv or live in the arena until the process ends. */
+#ifndef QUIRE_TOOLS_SERVE_H
+#define QUIRE_TOOLS_SERVE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "base/mem.h"
+#include "base/settings.h"
+
+#define SERVE_FRONTS_MAX  64
+#define SERVE_ENGINES_MAX 16 /* the maximum of data_parallel_size */
+#define SERVE_ARGS_MAX    256
+#define SERVE_LIST_MAX    32 /* API keys, origins */
+
+/* Arguments of a program; at[0] is its path, the last one is NULL. */
+struct serve_args {
+    const char *at[SERVE_ARGS_MAX];
+    int n;
+};
+
+struct serve_list {
+    const char *at[SERVE_LIST_MAX];
+    int n;
+};
+
+/* The command line. */
+struct serve_wishes {
+    const char *host;            /* a name or an address */
+    int port;                    /* 0: a free one */
+    const char *uds;             /* path of a unix socket instead of host and port; "": none */
+    const char *cert, *cert_key; /* PEM files, absolute; "": plain HTTP */
+    struct serve_list keys, origins;
+    int n_fronts;
+    bool logs_requests;
+    bool has_model;                  /* the command line has named it */
+    struct serve_args engine, front; /* without program and sockets */
+    struct settings settings;        /* the engines', in effect */
+    const char *name;                /* of the model, in answers */
+};
+
+/* One child process. */
+struct serve_child {
+    const char *name; /* for people: "engine", "front 1", "nginx" */
+    struct serve_args args;
+    const char *log; /* path: standard output and error */
+    int listen_fd;   /* passed as systemd passes a socket; -1: none */
+    int stop_signal; /* asks it to end in good order */
+    bool shows_all;  /* print its whole log, not warnings and errors alone */
+    int starts_max;  /* starts again within window_s, as in its systemd unit; 0: none */
+    int window_s, pause_ms;
+    pid_t pid;          /* 0: it does not run */
+    uint64_t again_us;  /* when to start it again; 0: not */
+    uint64_t window_us; /* when the first of n_starts was */
+    int n_starts;
+    off_t shown; /* bytes of the log that were printed or are to be left out */
+};
+
+enum serve_phase { SERVE_STARTING, SERVE_READY, SERVE_STOPPING };
+
+struct serve {
+    struct arena arena;
+    struct serve_wishes wishes;
+    enum serve_phase phase;
+    int status;          /* of this process at its end */
+    bool killed;         /* the children got SIGKILL */
+    uint64_t stop_by_us; /* then they do */
+    char folder[96];     /* private, removed at the end; "": not made yet */
+    char memory[64];     /* likewise, on tmpfs, for pages in host memory; "": none */
+    int folder_lock, memory_lock;
+    char address[80]; /* numeric, as nginx's listen takes it */
+    char url[128];    /* of the API */
+    struct serve_child children[SERVE_ENGINES_MAX + SERVE_FRONTS_MAX + 1];
+    int n_children;
+};
+
+/* Print a line about the server on standard error, after "quire serve: ". */
+void serve_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* A text in the arena. Ends the process when there is no memory. */
+const char *serve_text(struct serve *s, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
+void serve_args_add(struct serve_args *args, const char *arg); /* must have room */
+
+/* serve_options.c: read the command line, argv[1] on. Everything is checked as the programs would
+ * do it. False: the reason was printed. */
+bool serve_options_read(struct serve *s, int argc, char **argv);
+
+/* serve_folder.c. The path of a program beside this one, on PATH, or in a folder of administrators'
+ * programs; NULL: none. */
+const char *serve_find(struct serve *s, const char *name);
+
+/* Resolve host and find out whether the port is free; sets address, url, and port if it was 0.
+ * False: the reason was printed. */
+bool serve_folder_address(struct serve *s);
+
+/* Make the private folders and nginx's files in them. False: the reason was printed. */
+bool serve_folder_make(struct serve *s);
+
+/* Make the sockets of the children that are fronts. False: the reason was printed. */
+bool serve_folder_listen(struct serve *s);
+
+void serve_folder_remove(struct serve *s);
+
+/* serve_child.c: start a child. False: there is no process for it (logged). */
+bool serve_child_start(struct serve_child *c);
+
+/* Has the child ended? Then *status is that of waitpid(), and what it may have left in its process
+ * group is killed. */
+bool serve_child_ended(struct serve_child *c, int *status);
+
+void serve_child_signal(const struct serve_child *c, int signal_number); /* if it runs */
+void serve_child_kill(const struct serve_child *c);                      /* and its descendants */
+
+/* Print what its log has had since the last call, as shows_all says. */
+void serve_child_show(struct serve_child *c);
+
+/* "ended with exit status 2 (...)" for a status of waitpid(). */
+const char *serve_child_reason(int status, char *text, size_t cap);
+
+#endif
