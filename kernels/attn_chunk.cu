@@ -13,6 +13,7 @@
  *
  * D is head_dim rounded up to the next size that was built; the elements between are zero. Source:
  * the scheme of FlashAttention-2 (arXiv:2307.08691). */
+#include "kernels/choice.h"
 #include "kernels/e4m3.cuh"
 #include "kernels/pages.cuh"
 
@@ -339,14 +340,13 @@ template <int D> static int chunk_launch_dim(const chunk_args &a, k_stream strea
 }
 
 /* The scales of e4m3 pages are applied to scores and to the output, not to each key and value. */
-int k_attn_chunk(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv, const struct k_tokens *t,
-                 const struct k_attn_plan *plan, int n_heads, float scale, k_stream stream)
+int k_attn_chunk_plain(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv,
+                       const struct k_tokens *t, const struct k_attn_plan *plan, int n_heads,
+                       float scale, k_stream stream)
 {
     chunk_args args = {out, qkv, *kv, *t, *plan, n_heads, scale, 1.0f};
     int hd = kv->head_dim;
 
-    if (sm90_attn_chunk_takes(kv, qkv, n_heads))
-        return k_attn_chunk_sm90(out, qkv, kv, t, plan, n_heads, scale, stream);
     if (kv->type == K_E4M3) {
         args.scale *= kv->k_scale;
         args.out_scale = kv->v_scale;

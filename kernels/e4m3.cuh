@@ -8,13 +8,24 @@
 
 #include "kernels/common.cuh"
 
-/* Two e4m3 as two float16. */
+/* Two e4m3 as two float16; bits above the two do not matter. Without the instruction (it came with
+ * 8.9), exponent and fraction are placed in a float16, which then is 2^8 too small, also if it is
+ * subnormal; adding 1 to a code without its sign sets bit 7 for NaN alone. */
 static __device__ __forceinline__ uint32_t half_two(uint32_t two)
 {
+#if __CUDA_ARCH__ >= 890
     uint32_t halves;
 
     asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"((uint16_t)two));
     return halves;
+#else
+    uint32_t apart = __byte_perm(two, 0, 0x4140), codes = apart & 0x007f007fU;
+    uint32_t nan = (codes + 0x00010001U & 0x00800080U) * 0xfcU;
+    uint32_t small = codes << 7, halves;
+
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(halves) : "r"(small), "r"(0x5c005c00U)); /* 256 */
+    return halves | nan | (apart & 0x00800080U) << 8;
+#endif
 }
 
 /* Two e4m3 as two bfloat16. */

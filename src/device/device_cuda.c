@@ -185,7 +185,7 @@ static int cuda_fill_random(struct device *d, const struct k_matrix *m, float de
 static bool cuda_takes(struct device *d, const struct k_matrix *m)
 {
     (void)d;
-    return gemm_takes(m);
+    return gemm_takes(m) && (!k_is_portable() || gemm_takes_portable(m));
 }
 
 /* --- pipes ------------------------------------------------------------------------------ */
@@ -798,8 +798,38 @@ static int cuda_open_streams(struct cuda *c)
     return gemm_open(&c->gemm, c->workspace, WORKSPACE_BYTES, c->base.name);
 }
 
-/* Kernels use Hopper's instructions (wgmma, TMA), so other GPUs are refused. The caller's current
- * GPU is restored. */
+/* Other GPUs than Hopper get the portable kernels, and then all GPUs of the process do. False
+ * (logged) if this build has none for the GPU. */
+static bool cuda_has_kernels(const struct cudaDeviceProp *prop)
+{
+    int capability = prop->major * 10 + prop->minor;
+
+    if (capability < 80) {
+        log_error("device: %s has compute capability %d.%d; quire needs 8.0 or later", prop->name,
+                  prop->major, prop->minor);
+        return false;
+    }
+    if (prop->major != 9 && k_use_portable() != 0) {
+        log_error("device: %s has compute capability %d.%d; this build has kernels for 9.0 only "
+                  "(configure --with-cuda-arch)",
+                  prop->name, prop->major, prop->minor);
+        return false;
+    }
+#ifdef PORTABLE_LEAST
+    if (k_is_portable() && capability < PORTABLE_LEAST) {
+        log_error("device: %s has compute capability %d.%d; this build has kernels from %d.%d on "
+                  "(configure --with-cuda-arch)",
+                  prop->name, prop->major, prop->minor, PORTABLE_LEAST / 10, PORTABLE_LEAST % 10);
+        return false;
+    }
+#endif
+    if (k_is_portable())
+        log_info("device: portable kernels on %s (compute capability %d.%d)", prop->name,
+                 prop->major, prop->minor);
+    return true;
+}
+
+/* The caller's current GPU is restored. */
 static int cuda_start(struct cuda *c)
 {
     struct cudaDeviceProp prop;
@@ -807,11 +837,8 @@ static int cuda_start(struct cuda *c)
 
     if (cuda_check(cudaGetDeviceProperties(&prop, c->ordinal), "the GPU's properties") != ERR_OK)
         return ERR_GPU;
-    if (prop.major != 9) {
-        log_error("device: %s has compute capability %d.%d; the kernels are built for 9.0 (Hopper)",
-                  prop.name, prop.major, prop.minor);
+    if (!cuda_has_kernels(&prop))
         return ERR_UNSUPPORTED;
-    }
     c->n_sms = prop.multiProcessorCount;
     (void)snprintf(c->base.name, sizeof c->base.name, "%.60s", prop.name);
     if (cuda_check(cudaGetDevice(&before), "asking for the GPU") != ERR_OK ||
