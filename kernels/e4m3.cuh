@@ -51,4 +51,19 @@ static __device__ __forceinline__ uint4 widen_eight(uint2 eight)
                       widen_two(eight.y >> 16));
 }
 
+/* Eight e4m3 times a scale as eight bfloat16. */
+static __device__ __forceinline__ uint4 scaled_eight(uint2 eight, float scale)
+{
+    uint4 halves = half_eight(eight);
+    uint32_t *two = &halves.x;
+
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        float2 f = __half22float2(*(__half2 *)&two[i]);
+
+        two[i] = pack_bf16(f.x * scale, f.y * scale);
+    }
+    return halves;
+}
+
 #endif

@@ -103,17 +103,18 @@ static int experts_run_portable(const struct experts_product *first,
                                 const struct experts_product *second, int in, int down,
                                 k_stream stream)
 {
-    bool is_many = first->n_tokens > K_MIXING_FEW;
-    int rc;
+    const struct experts_product *products[2] = {first, second};
+    const int formats[2] = {in, down};
+    int rc = 0;
 
-    if (in != EXPERTS_PLAIN || down != EXPERTS_PLAIN)
-        return -1;
-    rc = first->n_in % 8 != 0 ? experts_run_plain(first, stream)
-                              : experts_tiles(first, is_many, stream);
-    if (rc != 0)
-        return rc;
-    return second->n_in % 8 != 0 ? experts_run_plain(second, stream)
-                                 : experts_tiles(second, is_many, stream);
+    for (int i = 0; i < 2 && rc == 0; i++) {
+        if (formats[i] == EXPERTS_PLAIN && products[i]->n_in % 8 != 0)
+            rc = experts_run_plain(products[i], stream);
+        else
+            rc = experts_tiles(products[i], (enum experts_format)formats[i],
+                               first->n_tokens > K_MIXING_FEW, stream);
+    }
+    return rc;
 }
 #endif
 

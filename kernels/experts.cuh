@@ -58,9 +58,10 @@ int experts_many(const struct experts_product *p, enum experts_format format,
 int experts_gather(k_bf16 *out, const k_bf16 *x, const struct experts_product *p,
                    enum experts_order order, k_stream stream);
 
-/* portable_experts.cu: both products of plain matrices, of rows in whole 16 bytes, x in the order
- * of its own. is_many: the product is of more tokens than K_MIXING_FEW. */
-int experts_tiles(const struct experts_product *p, bool is_many, k_stream stream);
+/* portable_experts.cu: the same for few routes and for many, with x as it is. is_many: the step has
+ * more tokens than K_MIXING_FEW. */
+int experts_tiles(const struct experts_product *p, enum experts_format format, bool is_many,
+                  k_stream stream);
 
 /* The row of x of a place in the order of routes. */
 static __device__ inline int experts_row(const struct experts_product &p, int place)

@@ -545,6 +545,12 @@ int k_silu_mul_e4m3(const struct k_quantised *out, const k_bf16 *in, int n, int 
 void ref_dequantise(float *out, const struct k_matrix *w, int first, int n);
 int k_dequantise(k_bf16 *out, const struct k_matrix *w, int first, int n, k_stream stream);
 
+/* Of a matrix of e4m3 by row or in blocks: rows first .. first + n - 1 as bfloat16 [n][n_in], times
+ * their scales; n_in is a multiple of 16. And x [n] in the order of K_HALF_AT, n a multiple of 16.
+ * Both read and write once. */
+int k_widen_codes(k_bf16 *out, const struct k_matrix *w, int first, int n, k_stream stream);
+int k_halve_rows(void *out, const k_bf16 *x, size_t n, k_stream stream);
+
 /* out float32 [n_blocks][k_type_block(type)] = the elements of blocks of a GGUF type, in the
  * arithmetic of the PyPI package gguf: one rounding per product and per difference. The blocks need
  * not be aligned. Any thread. */

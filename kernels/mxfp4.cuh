@@ -27,7 +27,11 @@ static __device__ __forceinline__ uint32_t mxfp4_times(uint32_t x, uint32_t y)
 {
     uint32_t z;
 
+#if __CUDA_ARCH__ >= 900
     asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(z) : "r"(x), "r"(y));
+#else /* plus -0 */
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(z) : "r"(x), "r"(y), "r"(0x80008000U));
+#endif
     return z;
 }
 

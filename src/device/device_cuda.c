@@ -185,7 +185,7 @@ static int cuda_fill_random(struct device *d, const struct k_matrix *m, float de
 static bool cuda_takes(struct device *d, const struct k_matrix *m)
 {
     (void)d;
-    return gemm_takes(m) && (!k_is_portable() || gemm_takes_portable(m));
+    return gemm_takes(m);
 }
 
 /* --- pipes ------------------------------------------------------------------------------ */
@@ -347,6 +347,12 @@ static void cuda_embed(struct device *d, float *x, const struct k_matrix *table)
               "embed");
 }
 
+/* Is this matrix multiplied by rows of codes? The portable kernels multiply it by bfloat16. */
+static bool cuda_reads_codes(const struct k_matrix *w)
+{
+    return k_format_reads_codes(&w->format) && !k_is_portable();
+}
+
 /* The destination of n rows of codes for the product with w: by row, or with a stride of scales for
  * blocks. */
 static const struct k_quantised *cuda_codes_for(struct device_rows *rows, const struct k_matrix *w,
@@ -369,7 +375,7 @@ static void cuda_rmsnorm(struct device *d, struct device_rows *out, const float 
     struct cuda *gpu = cuda_of(d);
     int dim = d->limits.dim, rc;
 
-    if (k_format_reads_codes(&to->format))
+    if (cuda_reads_codes(to))
         rc = k_rmsnorm_e4m3(cuda_codes_for(out, to, n), x, weight, eps, n, dim, gpu->stream);
     else
         rc = k_rmsnorm(out->data, x, weight, eps, n, dim, gpu->stream);
@@ -383,7 +389,7 @@ static void cuda_add_rmsnorm(struct device *d, struct device_rows *out, float *x
     struct cuda *gpu = cuda_of(d);
     int dim = d->limits.dim, rc;
 
-    if (k_format_reads_codes(&to->format))
+    if (cuda_reads_codes(to))
         rc = k_add_rmsnorm_e4m3(cuda_codes_for(out, to, n), x, delta, weight, eps, n, dim,
                                 gpu->stream);
     else
@@ -397,7 +403,7 @@ static void cuda_quantise(struct device *d, struct device_rows *rows, int n,
 {
     struct cuda *gpu = cuda_of(d);
 
-    if (k_format_reads_codes(&to->format))
+    if (cuda_reads_codes(to))
         cuda_keep(gpu,
                   k_quantise(cuda_codes_for(rows, to, n), rows->data, n, to->n_in, gpu->stream),
                   "quantise");
@@ -410,11 +416,12 @@ static void cuda_run_product(struct device *d, struct gemm_product p, const stru
 
     p.x = x->data;
     p.x_scales = NULL;
-    if (k_format_reads_codes(&p.w->format)) {
+    if (cuda_reads_codes(p.w)) {
         p.x = x->codes.data;
         p.x_scales = x->codes.scales;
     }
-    if (k_format_is_packed(&p.w->format))
+    if (k_format_is_packed(&p.w->format) ||
+        (k_is_portable() && k_format_reads_codes(&p.w->format)))
         cuda_keep(gpu, packed_run(gpu, &p), "matmul");
     else
         cuda_keep(gpu, gemm_run(gpu->gemm, &p, gpu->stream), "matmul");
@@ -570,7 +577,7 @@ static void cuda_silu_mul(struct device *d, struct device_rows *out, const void 
     struct cuda *gpu = cuda_of(d);
     int rc;
 
-    if (k_format_reads_codes(&to->format))
+    if (cuda_reads_codes(to))
         rc = k_silu_mul_e4m3(cuda_codes_for(out, to, n), in, n, ff_dim, gpu->stream);
     else
         rc = k_silu_mul(out->data, in, n, ff_dim, gpu->stream);

@@ -44,12 +44,6 @@ bool gemm_takes(const struct k_matrix *w)
             k_format_is_in_blocks(&w->format, K_E4M3, GEMM_BLOCK));
 }
 
-/* The portable kernels multiply few rows with these; for many, cuBLASLt multiplies with bfloat16. */
-bool gemm_takes_portable(const struct k_matrix *w)
-{
-    return k_format_is_plain(&w->format) || k_format_is_packed(&w->format);
-}
-
 /* The name in the file and in messages. */
 const char *gemm_kind_name(enum gemm_kind kind)
 {

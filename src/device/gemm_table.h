@@ -37,8 +37,6 @@ enum gemm_kind {
 /* True if the cuda device multiplies with w: plain matrices, and e4m3 with multiples of 16 on both
  * sides and scales per row or per block of 128. */
 bool gemm_takes(const struct k_matrix *w);
-/* Does it with the portable kernels, too? */
-bool gemm_takes_portable(const struct k_matrix *w);
 
 struct gemm_entry {
     enum gemm_kind kind;

@@ -205,7 +205,8 @@ static void enqueue(struct bench *b, enum what what, cudaStream_t stream)
 {
     struct k_kv kv = b->kv;
 
-    b->plan.rotary = what == ATTEND || what == READ ? NULL : &b->rotary;
+    b->plan.rotary =
+        what == ATTEND || what == READ || !k_attn_rotates(&b->rotary, &b->kv) ? NULL : &b->rotary;
     b->rotary.q_norm = b->rotary.k_norm = what == ATTEND_NORMED ? b->norms : NULL;
     for (int l = 0; l < b->s->n_layers; l++) {
         kv.layer_elems = (size_t)l * b->kv.layer_elems;

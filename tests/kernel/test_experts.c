@@ -523,7 +523,7 @@ static void check_shape(struct shape s, struct k_format f, int n_max, const char
     char name[100];
     struct run r;
 
-    if (!gpu_has_turn() || (k_is_portable() && !k_format_is_plain(&f)))
+    if (!gpu_has_turn())
         return;
     run_open(&r, s, f, n_max);
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
