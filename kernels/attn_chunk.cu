@@ -9,7 +9,7 @@
  * stay in registers, and become the left operand of the second product (mma.m16n8k16: the
  * accumulator's layout is the operand's). The softmax runs in float32.
  *
- *   for each 64 keys:  K -> S = q . K^T -> mask -> P = 2^(S - max), rescale O -> V -> O += P . V
+ *   for each block:    K -> S = q . K^T -> mask -> P = 2^(S - max), rescale O -> V -> O += P . V
  *
  * D is head_dim rounded up to the next size that was built; the elements between are zero. Source:
  * the scheme of FlashAttention-2 (arXiv:2307.08691). */
@@ -19,8 +19,7 @@
 
 #define WARPS   8
 #define ROWS    K_TILE_ROWS
-#define BLOCK   64 /* keys at a time */
-#define PAD     8  /* elements after a row, so that ldmatrix meets all banks */
+#define PAD     8 /* elements after a row, so that ldmatrix meets all banks */
 #define LOG2_E  1.44269504f
 #define NOTHING (-1e30f)
 
@@ -34,6 +33,12 @@ struct chunk_args {
     struct k_attn_plan plan;
     int n_heads;
     float scale, out_scale; /* factor of scores, of the output */
+};
+
+/* Keys at a time. With 64 of larger heads, shared memory would be more than the 99 KB that compute
+ * capability 8.6 has. */
+template <int D> struct chunk_form {
+    static constexpr int BLOCK = D > 128 ? 32 : 64;
 };
 
 /* Four 8 x 8 matrices from shared memory, in the layout of a left operand. */
@@ -121,9 +126,10 @@ template <int D> struct chunk_state {
 
 /* score [16][BLOCK] = q . k, in units of log2. */
 template <int D>
-static __device__ inline void chunk_score_block(float score[BLOCK / 8][4], const bf16 *q,
-                                                const bf16 *k)
+static __device__ inline void chunk_score_block(float score[chunk_form<D>::BLOCK / 8][4],
+                                                const bf16 *q, const bf16 *k)
 {
+    constexpr int BLOCK = chunk_form<D>::BLOCK;
     int lane = threadIdx.x % 32;
 
 #pragma unroll
@@ -150,9 +156,11 @@ static __device__ inline void chunk_score_block(float score[BLOCK / 8][4], const
  * maximum. limit: the last key that each of the two rows may attend to, relative to the block;
  * window: how many keys up to there. */
 template <int D>
-static __device__ inline void chunk_soften(chunk_state<D> &st, float score[BLOCK / 8][4],
-                                           float scale, const int limit[2], uint32_t window)
+static __device__ inline void chunk_soften(chunk_state<D> &st,
+                                           float score[chunk_form<D>::BLOCK / 8][4], float scale,
+                                           const int limit[2], uint32_t window)
 {
+    constexpr int BLOCK = chunk_form<D>::BLOCK;
     int col = threadIdx.x % 4 * 2;
 
 #pragma unroll
@@ -195,9 +203,11 @@ static __device__ inline void chunk_soften(chunk_state<D> &st, float score[BLOCK
 
 /* O += P . V; the scores' accumulators are already in the layout of a left operand. */
 template <int D>
-static __device__ inline void chunk_add_values(chunk_state<D> &st, const float weight[BLOCK / 8][4],
+static __device__ inline void chunk_add_values(chunk_state<D> &st,
+                                               const float weight[chunk_form<D>::BLOCK / 8][4],
                                                const bf16 *v)
 {
+    constexpr int BLOCK = chunk_form<D>::BLOCK;
     int lane = threadIdx.x % 32;
 
 #pragma unroll
@@ -225,6 +235,7 @@ static __device__ inline void chunk_copy_block(bf16 *to, const chunk_args &a, co
                                                int kv_head, int base, int lowest, int last,
                                                size_t offset)
 {
+    constexpr int BLOCK = chunk_form<D>::BLOCK;
     for (int row_idx = threadIdx.x / 8; row_idx < BLOCK; row_idx += WARPS * 4) {
         bool is_key = base + row_idx >= lowest && base + row_idx <= last;
         const k_bf16 *from =
@@ -277,6 +288,7 @@ static __device__ void chunk_write_rows(const chunk_state<D> &st, const chunk_ar
 template <int D>
 static __global__ void __launch_bounds__(WARPS * 32) attn_chunk_kernel(const chunk_args a)
 {
+    constexpr int BLOCK = chunk_form<D>::BLOCK;
     extern __shared__ __align__(16) bf16 shared[];
     bf16 *queries = shared, *keys = queries + ROWS * (D + PAD), *values = keys + BLOCK * (D + PAD);
     int tile = blockIdx.x, kv_head = blockIdx.y, group = a.n_heads / a.kv.n_kv_heads;
@@ -307,7 +319,7 @@ static __global__ void __launch_bounds__(WARPS * 32) attn_chunk_kernel(const chu
     st.sum[0] = st.sum[1] = 0.0f;
     chunk_copy_block<D>(keys, a, pages, kv_head, first, lowest, last, 0);
     for (int base = first; base <= last; base += BLOCK) {
-        float score[BLOCK / 8][4];
+        float score[chunk_form<D>::BLOCK / 8][4];
         int limit[2] = {pos0 + row0 / group - base, pos0 + (row0 + 8) / group - base};
 
         chunk_copy_block<D>(values, a, pages, kv_head, base, lowest, last, value_elems(a.kv));
@@ -330,7 +342,7 @@ static __global__ void __launch_bounds__(WARPS * 32) attn_chunk_kernel(const chu
 /* Shared memory for queries and one block each of keys and values: more than the default limit. */
 template <int D> static int chunk_launch_dim(const chunk_args &a, k_stream stream)
 {
-    size_t smem = (size_t)(ROWS + 2 * BLOCK) * (D + PAD) * sizeof(bf16);
+    size_t smem = (size_t)(ROWS + 2 * chunk_form<D>::BLOCK) * (D + PAD) * sizeof(bf16);
 
     if (cudaFuncSetAttribute(attn_chunk_kernel<D>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              (int)smem) != cudaSuccess)

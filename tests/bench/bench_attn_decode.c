@@ -282,6 +282,7 @@ int main(int argc, char **argv)
     int rounds = argc > 1 ? atoi(argv[1]) : 20;
     size_t n_shapes = argc > 2 ? (size_t)atoi(argv[2]) : sizeof shapes / sizeof shapes[0];
 
+    bench_choose_kernels();
     if (rounds < 1 || rounds > ROUNDS_MAX)
         rounds = 20;
     for (size_t i = 0; i < n_shapes && i < sizeof shapes / sizeof shapes[0]; i++) {
