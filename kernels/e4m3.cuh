@@ -21,10 +21,10 @@ static __device__ __forceinline__ uint32_t half_two(uint32_t two)
 #else
     uint32_t apart = __byte_perm(two, 0, 0x4140), codes = apart & 0x007f007fU;
     uint32_t nan = (codes + 0x00010001U & 0x00800080U) * 0xfcU;
-    uint32_t small = codes << 7, halves;
+    uint32_t small = codes << 7, larger = 0x5c005c00U; /* 256 */
+    __half2 halves = __hmul2(*(__half2 *)&small, *(__half2 *)&larger);
 
-    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(halves) : "r"(small), "r"(0x5c005c00U)); /* 256 */
-    return halves | nan | (apart & 0x00800080U) << 8;
+    return *(uint32_t *)&halves | nan | (apart & 0x00800080U) << 8;
 #endif
 }
 

@@ -114,7 +114,7 @@ static __device__ inline void gemv_sum_codes(float (&acc)[T][NT][4], const gemv_
 
 #pragma unroll
         for (int i = 0; i < depth; i++) {
-            int at = (first + i * WARPS) * 64 + lane % 4 * 16;
+            int base = (first + i * WARPS) * 64, at = base + lane % 4 * 16;
             bool has = at < a.n_in;
 
 #pragma unroll
@@ -124,7 +124,8 @@ static __device__ inline void gemv_sum_codes(float (&acc)[T][NT][4], const gemv_
                 w[i][k / 2][k % 2] = portable_load_once(a.w + (size_t)r * a.n_in + (has ? at : 0));
                 if (FORMAT == GEMV_IN_BLOCKS)
                     scale[i][k / 2][k % 2] =
-                        has ? a.scales[(size_t)(r / 128) * a.scale_cols + at / 128] : 0.0f;
+                        base < a.n_in ? a.scales[(size_t)(r / 128) * a.scale_cols + base / 128]
+                                      : 0.0f;
             }
 #pragma unroll
             for (int k = 0; k < 2 * NT; k++)
