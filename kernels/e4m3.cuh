@@ -20,7 +20,7 @@ static __device__ __forceinline__ uint32_t half_two(uint32_t two)
     return halves;
 #else
     uint32_t apart = __byte_perm(two, 0, 0x4140), codes = apart & 0x007f007fU;
-    uint32_t nan = (codes + 0x00010001U & 0x00800080U) * 0xfcU;
+    uint32_t nan = ((codes + 0x00010001U) & 0x00800080U) * 0xfcU;
     uint32_t small = codes << 7, larger = 0x5c005c00U; /* 256 */
     __half2 halves = __hmul2(*(__half2 *)&small, *(__half2 *)&larger);
 

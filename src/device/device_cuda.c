@@ -420,8 +420,7 @@ static void cuda_run_product(struct device *d, struct gemm_product p, const stru
         p.x = x->codes.data;
         p.x_scales = x->codes.scales;
     }
-    if (k_format_is_packed(&p.w->format) ||
-        (k_is_portable() && k_format_reads_codes(&p.w->format)))
+    if (k_format_is_packed(&p.w->format) || (k_is_portable() && k_format_reads_codes(&p.w->format)))
         cuda_keep(gpu, packed_run(gpu, &p), "matmul");
     else
         cuda_keep(gpu, gemm_run(gpu->gemm, &p, gpu->stream), "matmul");

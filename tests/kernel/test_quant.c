@@ -160,7 +160,8 @@ static void check_product(int n, int n_out, int n_in, int block, bool with_bias)
             double sum = with_bias ? (double)bias[o] : 0.0;
 
             for (size_t i = 0; i < (size_t)n_in; i++)
-                sum += (double)(k_is_portable() ? x : seen)[r * (size_t)n_in + i] * (double)means[o * (size_t)n_in + i];
+                sum += (double)(k_is_portable() ? x : seen)[r * (size_t)n_in + i] *
+                       (double)means[o * (size_t)n_in + i];
             want[r * (size_t)n_out + o] = (float)sum;
         }
     }
