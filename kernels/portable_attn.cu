@@ -2,8 +2,8 @@
  *
  * Attention of one token per sequence over its pages, on every GPU from compute capability 8.0 on.
  *
- * Split: the keys of a (sequence, KV head) are a row of tiles of 16 keys, cut into equal shares, one
- * per warp. A row has up to SPLITS_MAX CTAs, as many as fill the GPU when there are few rows. The
+ * Split: the keys of a (sequence, KV head) are a row of tiles of 16 keys, cut into equal shares for
+ * warps. A row has up to SPLITS_MAX CTAs, as many as fill the GPU when there are few rows. The
  * query heads of the group are the 16 rows of the products; larger groups take a CTA for each 16.
  * A warp walks its share with its own softmax and its own two stages of shared memory, which
  * cp.async fills; so warps wait for each other only at the end.

@@ -11,8 +11,8 @@
  *
  * In the first product a warp's 16 rows are 8 gates and their 8 ups, so that both meet in a lane.
  * Rows of a stage are 128 bytes, whose 16-byte chunks are exchanged by the row's number, so that
- * ldmatrix meets all banks. Sums are over n_in in its order, in both cases: a route's bits depend on
- * nothing else.
+ * ldmatrix meets all banks. Sums are over n_in in its order, in both cases: a route's bits depend
+ * on nothing else.
  *
  * e4m3 goes through registers, where it is multiplied by its scale and rounded to bfloat16, as a
  * matrix would be that was converted at load. Records of MXFP4 (mxfp4.h) are the operands of lanes

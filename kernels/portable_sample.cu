@@ -7,8 +7,8 @@
  * of each thread. Of rows with a top_k of up to SEARCH_THREADS, or with top_p alone, a second pass
  * collects the values that reach the k-th largest of these: they contain all that can be kept, and
  * the rest looks at them only. Rows with more candidates than room, and others, read the row again:
- * about eleven times for each threshold, once for each sum. All sums are of integers, so their order
- * does not matter.
+ * about eleven times for each threshold, once for each sum. All sums are of integers, so their
+ * order does not matter.
  *
  * Rows with a history are read in slices of ids, whose counts fit into shared memory; each pass
  * counts the history again for each slice. */

@@ -9,7 +9,7 @@
 
 #define SEARCH_THREADS 1024
 #define SEARCH_WARPS   (SEARCH_THREADS / 32)
-#define SEARCH_RUN     (4 * SEARCH_THREADS) /* ids that the block reads at a time, four per thread */
+#define SEARCH_RUN     (4 * SEARCH_THREADS) /* ids of a block at a time, four per thread */
 #define SEARCH_CUTS    7                    /* a pass of a search gives three bits of a key */
 #define SEARCH_ROOM    2048                 /* candidates */
 

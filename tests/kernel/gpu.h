@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Memory and comparison for tests of kernels: arrays between guard bands, inputs rounded to
- * bfloat16 on the host so that kernel and reference see the same numbers. QUIRE_TEST_KERNELS=portable
- * tests the portable kernels. */
+ * bfloat16 on the host so that kernel and reference see the same numbers. With
+ * QUIRE_TEST_KERNELS=portable they test the portable kernels. */
 #ifndef QUIRE_TESTS_KERNEL_GPU_H
 #define QUIRE_TESTS_KERNEL_GPU_H
 

@@ -16,8 +16,9 @@ extern "C" {
 void played_decode_rows(k_bf16 *queries, int n_heads, k_bf16 *key, k_bf16 *value,
                         const struct k_rotary *r, const struct k_kv *kv, int pos);
 
-/* One product of experts by experts_tiles() (kernels/experts.cuh has the arrays), of elements K_BF16,
- * K_E4M3 (scale_cols 1: scales by row) or K_E2M1 (kernels/mxfp4.h). 0, or -1 for a fault. */
+/* One product of experts by experts_tiles() (kernels/experts.cuh has the arrays), of elements
+ * K_BF16, K_E4M3 (scale_cols 1: scales by row) or K_E2M1 (kernels/mxfp4.h). 0, or -1 for a
+ * fault. */
 struct played_product {
     const k_bf16 *x, *bias;
     const void *w;
