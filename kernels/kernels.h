@@ -30,18 +30,18 @@ typedef uint16_t k_bf16;              /* the upper half of a float32 */
 typedef uint8_t k_e4m3;               /* e4m3.h */
 typedef struct CUstream_st *k_stream; /* CUDA's cudaStream_t */
 
-/* Which kernels launchers use: those for Hopper, which are the preset ones where they were built,
- * or the portable ones for compute capability 8.0 and later. The choice is the process's, and is
- * made before the first launch. -1 if the portable ones were not built. */
-int k_use_portable(void);
-bool k_is_portable(void);
-
 #define K_HEAD_DIM_MAX   512 /* of references; kernels take K_HEAD_DIM_BUILT at most */
 #define K_HEAD_DIM_BUILT 256
 #define K_BANNED_MAX     24
 
 /* The shared memory of a cluster holds a row of this length. */
 #define K_SAMPLE_VOCAB_MAX 425984
+
+/* Which kernels launchers use: those for Hopper, which are the preset ones where they were built,
+ * or the portable ones for compute capability 8.0 and later. The choice is the process's, and is
+ * made before the first launch. -1 if the portable ones were not built. */
+int k_use_portable(void);
+bool k_is_portable(void);
 
 /* A matrix of weights w [n_out][n_in]. Pointers that its format does not use are NULL. */
 struct k_matrix {
