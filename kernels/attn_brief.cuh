@@ -13,8 +13,9 @@
  * the latency of the whole path counts and not its throughput.
  *
  * Shared memory per block: rings 64 KB, desks 13 KB, barriers, the ranks' parts 8 KB (head size
- * 128): two blocks per multiprocessor, or one beside the next product. Bytes: every key and value
- * once. Same input, same bits, whatever other sequences the step has. */
+ * 128): two blocks per multiprocessor, or one beside the next product. Heads above 256 have rings
+ * of 128 KB and fill a multiprocessor. Bytes: every key and value once. Same input, same bits,
+ * whatever other sequences the step has. */
 #ifndef QUIRE_KERNELS_ATTN_BRIEF_CUH
 #define QUIRE_KERNELS_ATTN_BRIEF_CUH
 
@@ -36,7 +37,7 @@ template <int D, int TYPE, bool WINDOWED> struct brief {
     static constexpr int SLOTS =
         (warp::STEPS + RANKS - 1) / RANKS; /* steps of O^T that a rank merges */
     /* Two blocks per multiprocessor, and room for the next product's block. */
-    static constexpr int STAGES = 2;
+    static constexpr int STAGES = tile::STAGE > 24576 ? 1 : 2;
     static constexpr int RING = STAGES * tile::STAGE;
     /* Shared memory: rings, desks, barriers, the ranks' parts. */
     static constexpr int DESKS_AT = DECODE_WARPS * RING;
@@ -93,8 +94,9 @@ template <int D, int TYPE, bool WINDOWED> struct brief {
                                                  bool inserts)
     {
         int hd = a.kv.head_dim;
-        const float2 *turn =
-            a.turns == NULL ? NULL : (const float2 *)a.turns + (size_t)(r.len - 1) * (hd / 2);
+        const float2 *turn = !warp::TURNS || a.turns == NULL
+                                 ? NULL
+                                 : (const float2 *)a.turns + (size_t)(r.len - 1) * (hd / 2);
         char *rows = r.desk + 8 * warp::DESK_ROW;
 
         warp::ask_row(r.desk, a, token, r.kv_head * a.group, a.group, r.kv_head, 0, inserts);
@@ -189,9 +191,10 @@ template <int D, int TYPE, bool WINDOWED> struct brief {
 
 /* NORMED: heads of 128 that are normed before they are rotated. */
 template <int D, int TYPE, bool NORMED, bool WINDOWED>
-static __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(DECODE_WARPS * 32, 2)
-    attn_brief_kernel(const __grid_constant__ CUtensorMap map,
-                      const __grid_constant__ decode_args a)
+static __global__ void __cluster_dims__(8, 1, 1)
+    __launch_bounds__(DECODE_WARPS * 32, D > 256 ? 1 : 2)
+        attn_brief_kernel(const __grid_constant__ CUtensorMap map,
+                          const __grid_constant__ decode_args a)
 {
     using b = brief<D, TYPE, WINDOWED>;
     using warp = typename b::warp;
@@ -241,12 +244,12 @@ static __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(DECODE_WARPS 
     p.token = token_idx;
     p.head = r.kv_head * a.group;
     p.n_heads = a.group;
-    inserts = a.turns != NULL && (r.n_tiles - 1 - r.first_tile) % b::WORKERS == worker;
+    inserts =
+        warp::TURNS && a.turns != NULL && (r.n_tiles - 1 - r.first_tile) % b::WORKERS == worker;
     warp::clear(st);
     if (r.first_tile + worker < r.n_tiles) {
-        b::template begin<NORMED>(
-            r, st, a, a.qkv + (size_t)token_idx * (a.n_heads + 2 * a.kv.n_kv_heads) * a.kv.head_dim,
-            seq, token_idx, inserts);
+        b::template begin<NORMED>(r, st, a, a.qkv + (size_t)token_idx * a.width, seq, token_idx,
+                                  inserts);
         b::walk(r, st, a, &map, policy, worker, inserts);
     }
     warp::add_sums(st);

@@ -340,9 +340,9 @@ template <int D, int TYPE, int HEADS, bool WINDOWED> struct decode {
         part.begins = tile == 0;
         part.ends = tile + part.n == part.row_tiles;
         part.more = left > part.n;
-        part.inserts = part.ends && a.turns != NULL;
-        part.token = a.qkv + (size_t)it.token * (a.n_heads + 2 * a.kv.n_kv_heads) * a.kv.head_dim;
-        part.turn = a.turns == NULL
+        part.inserts = warp::TURNS && part.ends && a.turns != NULL;
+        part.token = a.qkv + (size_t)it.token * a.width;
+        part.turn = !warp::TURNS || a.turns == NULL
                         ? NULL
                         : (const float2 *)a.turns + (size_t)(it.len - 1) * (a.kv.head_dim / 2);
         return part;
@@ -667,8 +667,8 @@ static int decode_choose_window(decode_args &a, const struct k_attn_plan *plan, 
 template <int D, int TYPE, bool NORMED>
 static int decode_choose_heads(decode_args &a, const struct k_attn_plan *plan, k_stream stream)
 {
-    return decode_heads(a.group) == 8 ? decode_choose_window<D, TYPE, 8, NORMED>(a, plan, stream)
-                                      : decode_choose_window<D, TYPE, 16, NORMED>(a, plan, stream);
+    return a.group <= 8 ? decode_choose_window<D, TYPE, 8, NORMED>(a, plan, stream)
+                        : decode_choose_window<D, TYPE, 16, NORMED>(a, plan, stream);
 }
 
 /* The smallest head size that was built and is not below the model's. */
@@ -682,7 +682,8 @@ static int decode_choose_d(decode_args &a, const struct k_attn_plan *plan, k_str
     case 80: return decode_choose_heads<80, TYPE, false>(a, plan, stream);
     case 96: return decode_choose_heads<96, TYPE, false>(a, plan, stream);
     case 128: return decode_choose_heads<128, TYPE, false>(a, plan, stream);
-    default: return decode_choose_heads<256, TYPE, false>(a, plan, stream);
+    case 256: return decode_choose_heads<256, TYPE, false>(a, plan, stream);
+    default: return decode_choose_window<512, TYPE, 8, false>(a, plan, stream);
     }
 }
 
@@ -698,6 +699,8 @@ int k_attn_is_brief_sm90(const struct k_attn_plan *plan, const struct k_kv *kv, 
 
 int k_attn_rotates_sm90(const struct k_rotary *r, const struct k_kv *kv)
 {
+    if (kv->is_shared || r->norms_values || kv->head_dim > 256)
+        return 0;
     return r->q_norm == NULL || (kv->head_dim == 128 && !r->norms_after);
 }
 
@@ -723,7 +726,8 @@ int k_attn_decode_sm90(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv,
     args.work = (float *)plan->work;
     args.n_heads = n_heads;
     args.group = n_heads / kv->n_kv_heads;
-    args.blocks = decode_blocks(args.group);
+    args.blocks = decode_blocks(kv->head_dim, args.group);
+    args.width = k_qkv_heads(kv, n_heads) * kv->head_dim;
     args.is_half = plan->out_is_half;
     args.scale = scale * LOG2_E;
     args.weight = 1.0f;

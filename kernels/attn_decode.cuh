@@ -61,7 +61,7 @@ template <int D, int TYPE> struct decode_tile {
     static constexpr int TOKENS = PANELS * PANEL > 128 ? 16 : 32;
     static constexpr int BYTES = TOKENS * PANELS * PANEL;
     static constexpr int STAGE = 2 * BYTES; /* keys, then values */
-    static constexpr int STAGES = STAGE > 12288 ? 2 : 24576 / STAGE;
+    static constexpr int STAGES = STAGE > 24576 ? 1 : STAGE > 12288 ? 2 : 24576 / STAGE;
 
     /* The offset of chunk `chunk` of a token's row. */
     static __device__ __forceinline__ int at(int token, int chunk)
@@ -79,18 +79,23 @@ static inline int decode_d(int head_dim)
 {
     int d = head_dim <= 80 ? 80 : head_dim <= 96 ? 96 : head_dim <= 128 ? 128 : 256;
 
+    if (head_dim > 256)
+        return 512;
     return head_dim <= 64 ? 64 : d;
 }
 
-/* A wider tile of heads would waste half of the product for small groups. */
-static inline int decode_heads(int group)
+/* A wider tile of heads would waste half of the product for small groups. Of heads above 256 there
+ * are registers for eight. */
+static inline int decode_heads(int head_dim, int group)
 {
-    return group <= 8 ? 8 : 16;
+    return group <= 8 || head_dim > 256 ? 8 : 16;
 }
 
-static inline int decode_blocks(int group)
+static inline int decode_blocks(int head_dim, int group)
 {
-    return (group + decode_heads(group) - 1) / decode_heads(group);
+    int heads = decode_heads(head_dim, group);
+
+    return (group + heads - 1) / heads;
 }
 
 static inline int decode_tile_tokens(const struct k_kv *kv)
@@ -99,7 +104,7 @@ static inline int decode_tile_tokens(const struct k_kv *kv)
 
     if (kv->type == K_BF16)
         return d == 64 ? decode_tile<64, K_BF16>::TOKENS : decode_tile<128, K_BF16>::TOKENS;
-    return d == 256 ? decode_tile<256, K_E4M3>::TOKENS : decode_tile<128, K_E4M3>::TOKENS;
+    return d >= 256 ? decode_tile<256, K_E4M3>::TOKENS : decode_tile<128, K_E4M3>::TOKENS;
 }
 
 /* Two blocks per multiprocessor read faster than one; one leaves room for the next kernel, which

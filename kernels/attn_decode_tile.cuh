@@ -34,6 +34,7 @@ struct decode_args {
     /* For norms of heads: */
     const k_bf16 *q_norm, *k_norm; /* NULL: none */
     float eps;
+    int width; /* elements of a row of qkv */
 };
 
 template <int D, int TYPE, int HEADS> struct decode_warp {
@@ -49,8 +50,9 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
     static constexpr int DESK = (HEADS + 4) * DESK_ROW;
     /* Stages of the ring: as many as fit with two blocks per multiprocessor. */
     static constexpr int ROOM = (28672 - DESK) / tile::STAGE;
-    static constexpr int STAGES = D == 256 || ROOM > tile::STAGES ? tile::STAGES : ROOM;
+    static constexpr int STAGES = D >= 256 || ROOM > tile::STAGES ? tile::STAGES : ROOM;
     static constexpr int RING = STAGES * tile::STAGE;
+    static constexpr bool TURNS = D <= 256; /* k_attn_rotates() is false for larger heads */
 
     static_assert(tile::STAGE % (8 * tile::PANEL) == 0, "swizzles repeat after 8 rows");
 
@@ -108,7 +110,12 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
             int from = extra < 0 ? head + row : a.n_heads + kv_head + extra * a.kv.n_kv_heads;
             int to = extra < 0 ? row : HEADS + 2 * side + extra;
 
-            decode_copy_async(shared_addr(desk + to * DESK_ROW + d * 2), token + from * hd + d);
+#pragma unroll
+            for (int at = 0; at < D; at += LANES * 8) {
+                if (at == 0 || d + at < hd)
+                    decode_copy_async(shared_addr(desk + to * DESK_ROW + (d + at) * 2),
+                                      token + from * hd + d + at);
+            }
         }
     }
 

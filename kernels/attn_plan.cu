@@ -178,7 +178,7 @@ size_t k_attn_schedule_bytes(int n_decodes)
 /* Two parts per block and one piece per warp; portable_attn.cu has at most so many parts. */
 size_t k_attn_work_bytes(int head_dim, int n_heads, int n_kv_heads)
 {
-    int heads = decode_heads(n_heads / n_kv_heads);
+    int heads = decode_heads(head_dim, n_heads / n_kv_heads);
     size_t floats = (size_t)decode_d(head_dim) * heads + 2 * (size_t)heads;
 
     return (2 * DECODE_CTAS + DECODE_WORKERS) * floats * sizeof(float);
@@ -199,7 +199,7 @@ int k_attn_schedule_sm90(const struct k_attn_plan *plan, const struct k_kv *kv,
     args.n_decodes = plan->n_decodes;
     args.tile_tokens = decode_tile_tokens(kv);
     args.window = kv->window;
-    args.rows = kv->n_kv_heads * decode_blocks(group);
+    args.rows = kv->n_kv_heads * decode_blocks(kv->head_dim, group);
     args.n_workers = decode_ctas(kv, plan->n_decodes) * DECODE_WARPS;
     return K_LAUNCH(attn_schedule_kernel, 1, PLAN_THREADS, 0, stream, args);
 }

@@ -349,8 +349,8 @@ static __device__ inline float route_score_of(float logit, enum k_scoring scorin
     return logit;
 }
 
-/* Weights from the scores of the chosen experts; lane s has slot s. */
-static __device__ inline float route_weigh(float score, const struct k_router &r)
+/* Weights from the scores of the chosen experts; lane s has slot s, whose expert is id. */
+static __device__ inline float route_weigh(float score, int id, const struct k_router &r)
 {
     bool mine = (int)(threadIdx.x % 32) < r.n_used;
     float top, sum;
@@ -363,7 +363,8 @@ static __device__ inline float route_weigh(float score, const struct k_router &r
     sum = route_warp_sum(mine ? score : 0.0f);
     if (r.renorms)
         score /= fmaxf(sum, r.least);
-    return score * r.scale;
+    score *= r.scale;
+    return r.scales != NULL && mine ? score * r.scales[id] : score;
 }
 
 /* One token, by a warp; returns the expert of slot `lane`, or -1. keys, logits: shared memory of
@@ -403,7 +404,7 @@ static __device__ int route_choose(const route_args &a, int token, uint32_t *key
             keys[best] = 0;
         __syncwarp();
     }
-    score = route_weigh(score, r);
+    score = route_weigh(score, id, r);
     if (lane < r.n_used) {
         a.m.routes.ids[(size_t)token * r.n_used + lane] = is_padding ? -1 : id;
         a.m.routes.weights[(size_t)token * r.n_used + lane] = score;

@@ -30,9 +30,10 @@ typedef uint16_t k_bf16;              /* the upper half of a float32 */
 typedef uint8_t k_e4m3;               /* e4m3.h */
 typedef struct CUstream_st *k_stream; /* CUDA's cudaStream_t */
 
-#define K_HEAD_DIM_MAX   512 /* of references; kernels take K_HEAD_DIM_BUILT at most */
-#define K_HEAD_DIM_BUILT 256
-#define K_BANNED_MAX     24
+#define K_HEAD_DIM_MAX       512
+#define K_HEAD_DIM_PORTABLE  256          /* of k_attn() by the portable kernels */
+#define K_DELTA_SHARED_BYTES (110 * 1024) /* of a block of k_delta_rule() */
+#define K_BANNED_MAX         24
 
 /* The shared memory of a cluster holds a row of this length. */
 #define K_SAMPLE_VOCAB_MAX 425984
@@ -186,16 +187,17 @@ void ref_gate(float *out, const float *in, enum k_activation kind, int n, int ff
 int k_gate(k_bf16 *out, const k_bf16 *in, enum k_activation kind, int n, int ff_dim,
            k_stream stream);
 
-/* Rows that a result is multiplied with: the first width of each stride elements. There is no
- * kernel for these, nor for embeddings of layers below. */
+/* Rows that a result is multiplied with: the first width of each stride elements. */
 struct k_factor {
-    const void *rows; /* float32 */
+    const void *rows; /* bf16 for launchers, float32 for references */
     int stride, width;
 };
 
 /* out [n][width] = activation(in [n][width]) * by. */
 void ref_gate_by(float *out, const float *in, const struct k_factor *by, enum k_activation kind,
                  int n);
+int k_gate_by(k_bf16 *out, const k_bf16 *in, const struct k_factor *by, enum k_activation kind,
+              int n, k_stream stream);
 
 /* --- rows of layers in general ------------------------------------------------------------ */
 
@@ -224,22 +226,68 @@ void ref_norm_within(float *x, int stride, const struct k_norm *norm, int n, int
 int k_norm_within(k_bf16 *x, int stride, const struct k_norm *norm, int n, int dim,
                   k_stream stream);
 
+/* RMS norms of rows whose elements are divided between ranks: queries, then keys, of x [n][stride].
+ * squares [n][K_SQUARES(n_ranks)], of x's type: k_squares() writes this rank's two sums of squares
+ * into its place, each as three bf16 numbers whose sum is the float exactly, and zeros into the
+ * places of others. So k_sum_ranks() brings all sums to all ranks without rounding, and
+ * k_norm_squares() adds them in the order of the ranks: same bits on every rank. */
+#define K_SQUARES(n_ranks) (8 * (n_ranks))
+
+struct k_split_norm {
+    const void *weight; /* [width] */
+    int width, whole;   /* elements of this rank, and of all without copies */
+    bool counts;        /* false: a lower rank has the same elements, and its sum counts */
+};
+
+struct k_split_norms {
+    struct k_split_norm q, k;
+    int stride;
+    float eps;
+    int rank, n_ranks;
+};
+
+void ref_squares(float *squares, const float *x, const struct k_split_norms *s, int n);
+int k_squares(k_bf16 *squares, const k_bf16 *x, const struct k_split_norms *s, int n,
+              k_stream stream);
+void ref_norm_squares(float *x, const float *squares, const struct k_split_norms *s, int n);
+int k_norm_squares(k_bf16 *x, const k_bf16 *squares, const struct k_split_norms *s, int n,
+                   k_stream stream);
+
 /* x [n] += scale * delta [n]. */
 void ref_add(float *x, const float *delta, float scale, size_t n);
 int k_add(float *x, const k_bf16 *delta, float scale, size_t n, k_stream stream);
+
+/* A sum with all that some layers do around it: x [n][dim] = (x + by * after(delta)) * scale, then
+ * out [n][dim] = norm(x), unless out is NULL. Norms are K_NORM_RMS or K_NORM_NONE. The kernel reads
+ * delta and x once from memory and again from the cache. */
+struct k_adding {
+    struct k_norm after, norm;
+    float by, scale;
+};
+void ref_add_normed(float *out, float *x, const float *delta, const struct k_adding *how, int n,
+                    int dim);
+int k_add_normed(k_bf16 *out, float *x, const k_bf16 *delta, const struct k_adding *how, int n,
+                 int dim, k_stream stream);
+
+/* x [n] += delta [n], both bf16: ref_add() with a scale of 1 is the reference. */
+int k_add_within(k_bf16 *x, const k_bf16 *delta, size_t n, k_stream stream);
 
 /* Embeddings of tokens for each layer: x [n][n_layers][width] holds projections of the embedded
  * tokens, and of each run of width elements
  *
  *   x = (x / sqrt(mean(x^2) + eps) * weight + table_scale * table [id]) * scale
  *
- * table [n_vocab][n_layers][width], weight [width] and x are float32. */
+ * table [n_vocab][n_layers][width], weight [width] and x are bf16 for launchers, float32 for
+ * references. ids of the launcher are as those of k_embed(); it reads x twice, the second time from
+ * the cache, and everything else once. */
 struct k_layer_embeds {
     const void *table, *weight;
     float table_scale, scale, eps;
     int n_layers, width;
 };
-void ref_layer_embeds(float *x, const struct k_layer_embeds *e, const int32_t *ids, int n);
+void ref_embed_layers(float *x, const struct k_layer_embeds *e, const int32_t *ids, int n);
+int k_embed_layers(k_bf16 *x, const struct k_layer_embeds *e, const int32_t *ids,
+                   const int32_t *sampled, int n, k_stream stream);
 
 /* x [n][dim] = x * scale, plus row pos [n] + first of a table of learned positions [][dim] (NULL:
  * none). */
@@ -568,7 +616,7 @@ struct k_rotary {
     const float *turns; /* float32 [max_len][head_dim / 2][2]: cosine, sine by position and pair */
     const void *q_norm; /* weights [head_dim]: bf16 aligned to 16 bytes for launchers, float32 for
                          * references; NULL: no norm */
-    const void *k_norm; /* weights of the keys' norm; both or none */
+    const void *k_norm; /* weights of the keys' norm; both or none, but NULL for a shared kv */
     float eps;
     bool norms_after;  /* the norm follows the rotation */
     bool norms_values; /* values are normed too, without weights */
@@ -660,7 +708,7 @@ void k_attn_tiles(int32_t *tile_seqs, int32_t *tile_starts, struct k_attn_plan *
 int k_attn_is_brief(const struct k_attn_plan *plan, const struct k_kv *kv, int n_heads);
 
 /* Can decodes with these pages rotate queries and keys themselves? With norms only for heads of
- * 128. */
+ * 128; not with norms of values, shared pages or heads above 256. */
 int k_attn_rotates(const struct k_rotary *r, const struct k_kv *kv);
 
 size_t k_attn_schedule_bytes(int n_decodes);
@@ -699,6 +747,93 @@ void ref_recurrent(float *out, const float *in, const struct k_state *state,
                    const struct k_tokens *t, int width, int seq, int first, int last);
 int k_recurrent(void *out, bool is_half, const k_bf16 *in, const struct k_state *state,
                 const struct k_tokens *t, int width, k_stream stream);
+
+/* --- the gated delta rule ------------------------------------------------------------------ */
+
+#define K_DELTA_DIM_MAX  128
+#define K_DELTA_TAPS_MAX 4
+
+/* The sizes of a layer of Gated DeltaNet. Value heads v * n .. v * n + n - 1 read key head v, where
+ * n = n_v_heads / n_k_heads. */
+struct k_delta_shape {
+    int n_k_heads, n_v_heads; /* n_v_heads is a multiple of n_k_heads */
+    int k_dim, v_dim;         /* of a head; 1 .. K_DELTA_DIM_MAX */
+    int n_taps;               /* of the convolution; 2 .. K_DELTA_TAPS_MAX */
+};
+
+/* Elements of all queries or keys, of all values, and of a row's q, k and v. */
+K_BOTH int k_delta_keys(const struct k_delta_shape *s)
+{
+    return s->n_k_heads * s->k_dim;
+}
+K_BOTH int k_delta_values(const struct k_delta_shape *s)
+{
+    return s->n_v_heads * s->v_dim;
+}
+K_BOTH int k_delta_channels(const struct k_delta_shape *s)
+{
+    return 2 * k_delta_keys(s) + k_delta_values(s);
+}
+
+/* Elements of a head's matrix, and of a layer's state: the matrices [n_v_heads][k_dim][v_dim], then
+ * the last inputs of the convolution [n_taps][channels], that of position p in row p % n_taps. A
+ * step of one token so writes a row that it does not read. A multiple of 4. */
+K_BOTH size_t k_delta_matrix(const struct k_delta_shape *s)
+{
+    return (size_t)s->k_dim * (size_t)s->v_dim;
+}
+K_BOTH size_t k_delta_elems(const struct k_delta_shape *s)
+{
+    size_t n =
+        (size_t)s->n_v_heads * k_delta_matrix(s) + (size_t)s->n_taps * (size_t)k_delta_channels(s);
+
+    return (n + 3) / 4 * 4;
+}
+
+/* A layer's weights: float32 on both sides, except norm. */
+struct k_delta {
+    struct k_delta_shape shape;
+    const float *q_taps, *k_taps; /* [n_k_heads * k_dim][n_taps]; the last is the token's own */
+    const float *v_taps;          /* [n_v_heads * v_dim][n_taps] */
+    const float *a_log, *dt_bias; /* [n_v_heads] */
+    const void *norm;             /* [v_dim]; bfloat16 for the launcher */
+    float eps;                    /* of norm */
+    float *rows; /* work memory of the launcher [n_tokens][k_delta_work()], for steps in which a
+                  * sequence has several tokens */
+};
+
+/* Tokens of a sequence that kernels compute together. */
+#define K_DELTA_CHUNK 32
+
+/* Floats of work memory for a token, in whole groups of four for all tokens together. */
+K_BOTH size_t k_delta_work(const struct k_delta_shape *s)
+{
+    return (size_t)(k_delta_channels(s) + K_DELTA_CHUNK * s->n_v_heads);
+}
+
+/* A row of in [n_tokens][2 * keys + 2 * values] is q, k, v, z; one of gates, float32 [n_tokens][2 *
+ * n_v_heads] on both sides, is b, a. q, k and v pass the convolution, each channel over its last
+ * n_taps tokens (0 before the text), and SiLU. Then for every value head, in float32:
+ *
+ *   q = q / sqrt(sum(q^2) + 1e-6) / sqrt(k_dim),   k = k / sqrt(sum(k^2) + 1e-6)
+ *   S = exp(-exp(a_log) * softplus(a + dt_bias)) * S            [k_dim][v_dim]
+ *   u = sigmoid(b) * (v - transpose(S) k),   S = S + k u,   o = transpose(S) q
+ *   out [n_tokens][values] = o / sqrt(mean(o^2) + eps) * norm * silu(z)
+ *
+ * States are read, written and left as by ref_recurrent(). The reference does key head k_head of
+ * one sequence, with the value heads that read it. The launcher's in is bfloat16, and so is its out
+ * or, with is_half, in the layout of K_HALF_AT. Same bits whoever else is in the batch;
+ * sequences of several tokens take products of tf32, sums and states are float32. */
+void ref_delta_rule(float *out, const float *in, const float *gates, const struct k_delta *d,
+                    const struct k_state *state, const struct k_tokens *t, int seq, int k_head);
+int k_delta_rule(void *out, bool is_half, const k_bf16 *in, const float *gates,
+                 const struct k_delta *d, const struct k_state *state, const struct k_tokens *t,
+                 k_stream stream);
+
+/* x [n][width] *= sigmoid(gate), in place. The launcher's result is bfloat16 or, with is_half, in
+ * the layout of K_HALF_AT, and then width is a multiple of 16. */
+void ref_shut(float *x, const float *gate, size_t n);
+int k_shut(void *x, bool is_half, const k_bf16 *gate, size_t n, k_stream stream);
 
 /* --- sampling -------------------------------------------------------------------------- */
 

@@ -117,11 +117,12 @@ static __device__ inline void cluster_sync(void)
                      : "memory");
 }
 
-/* Encode a tensor map of up to five dimensions with 128 bytes as the innermost box. 0, or -1.
- * Promotion to 256 bytes halves the speed (docs/kernels/guide.md). */
-static inline int encode_boxes(CUtensorMap *map, bool is_bytes, void *data, int rank,
-                               const cuuint64_t *sizes, const cuuint64_t *strides,
-                               const cuuint32_t *box)
+/* Encode a tensor map of up to five dimensions. 0, or -1. Promotion to 256 bytes halves the speed
+ * (docs/kernels/guide.md). */
+static inline int encode_tensor(CUtensorMap *map, CUtensorMapDataType type,
+                                CUtensorMapSwizzle swizzle, void *data, int rank,
+                                const cuuint64_t *sizes, const cuuint64_t *strides,
+                                const cuuint32_t *box)
 {
     typedef CUresult (*encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *,
                                   const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
@@ -135,13 +136,22 @@ static inline int encode_boxes(CUtensorMap *map, bool is_bytes, void *data, int 
                                          &found) != cudaSuccess ||
         fn == NULL)
         return -1;
-    return ((encode_fn)fn)(
-               map, is_bytes ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-               (cuuint32_t)rank, data, sizes, strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
-               CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS
+    return ((encode_fn)fn)(map, type, (cuuint32_t)rank, data, sizes, strides, box, ones,
+                           CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+                           CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                           CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS
                ? 0
                : -1;
+}
+
+/* The same with 128 bytes as the innermost box, swizzled. */
+static inline int encode_boxes(CUtensorMap *map, bool is_bytes, void *data, int rank,
+                               const cuuint64_t *sizes, const cuuint64_t *strides,
+                               const cuuint32_t *box)
+{
+    return encode_tensor(
+        map, is_bytes ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+        CU_TENSOR_MAP_SWIZZLE_128B, data, rank, sizes, strides, box);
 }
 
 #endif

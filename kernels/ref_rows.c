@@ -147,15 +147,90 @@ void ref_norm_within(float *x, int stride, const struct k_norm *norm, int n, int
         norm_row(x, x, norm, dim);
 }
 
+/* The upper half of a float's bits is a bf16 number. Each part takes eight of the 24 bits of the
+ * rest, so three are enough, and the differences are exact. */
+static void put_exact(float *to, float value)
+{
+    for (int i = 0; i < 3; i++) {
+        uint32_t bits;
+
+        memcpy(&bits, &value, sizeof bits);
+        bits &= 0xffff0000U;
+        memcpy(&to[i], &bits, sizeof bits);
+        value -= to[i];
+    }
+}
+
+static float sum_of_squares(const float *x, const struct k_split_norm *norm)
+{
+    double sum = 0.0;
+
+    for (int i = 0; i < norm->width && norm->counts; i++)
+        sum += (double)x[i] * (double)x[i];
+    return (float)sum;
+}
+
+void ref_squares(float *squares, const float *x, const struct k_split_norms *s, int n)
+{
+    memset(squares, 0, (size_t)n * K_SQUARES((size_t)s->n_ranks) * sizeof *squares);
+    for (int token = 0; token < n; token++, x += s->stride, squares += K_SQUARES(s->n_ranks)) {
+        put_exact(squares + s->rank * 8, sum_of_squares(x, &s->q));
+        put_exact(squares + s->rank * 8 + 4, sum_of_squares(x + s->q.width, &s->k));
+    }
+}
+
+/* squares: those of the first rank. */
+static void norm_by_squares(float *x, const float *squares, const struct k_split_norm *norm,
+                            const struct k_split_norms *s)
+{
+    const float *weight = norm->weight;
+    float sum = 0.0f, scale;
+
+    for (int i = 0; i < s->n_ranks; i++, squares += 8)
+        sum += squares[0] + squares[1] + squares[2];
+    scale = 1.0f / sqrtf(sum / (float)norm->whole + s->eps);
+    for (int i = 0; i < norm->width; i++)
+        x[i] = x[i] * scale * weight[i];
+}
+
+void ref_norm_squares(float *x, const float *squares, const struct k_split_norms *s, int n)
+{
+    for (int token = 0; token < n; token++, x += s->stride, squares += K_SQUARES(s->n_ranks)) {
+        norm_by_squares(x, squares, &s->q, s);
+        norm_by_squares(x + s->q.width, squares + 4, &s->k, s);
+    }
+}
+
 void ref_add(float *x, const float *delta, float scale, size_t n)
 {
     for (size_t i = 0; i < n; i++)
         x[i] += scale * delta[i];
 }
 
+void ref_add_normed(float *out, float *x, const float *delta, const struct k_adding *how, int n,
+                    int dim)
+{
+    for (int token = 0; token < n; token++, x += dim, delta += dim) {
+        double sum = 0.0;
+
+        for (int d = 0; d < dim; d++)
+            sum += (double)delta[d] * (double)delta[d];
+        for (int d = 0; d < dim; d++) {
+            float y = delta[d];
+
+            if (how->after.kind == K_NORM_RMS)
+                y *= (float)(1.0 / sqrt(sum / dim + (double)how->after.eps)) *
+                     ((const float *)how->after.weight)[d];
+            x[d] = (x[d] + how->by * y) * how->scale;
+        }
+        if (out != NULL)
+            norm_row(out + (size_t)token * dim, x, &how->norm, dim);
+    }
+}
+
 /* Run by run: layer l of a token has elements l * width and on, of x and of its row of the
  * table. */
-void ref_layer_embeds(float *x, const struct k_layer_embeds *e, const int32_t *ids, int n)
+void ref_embed_layers(float *x, const struct k_layer_embeds *e, const int32_t *ids, int n)
 {
     const float *table = e->table;
 

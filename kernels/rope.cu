@@ -4,7 +4,11 @@
  * If halves of heads are whole 16 bytes, a thread has eight elements and their partners; with norms
  * a head has a power of two of threads, some of which may be idle. Otherwise one warp at a time has
  * a head, element by element. Each element of qkv is read and written once (with norms the last of
- * these variants reads it twice). */
+ * these variants reads it twice).
+ *
+ * Both are built three times: without norms, with norms of queries and keys, and for what few
+ * models have (norms of values, keys that another layer wrote, normed heads of 512), which the
+ * common two do not pay for. */
 #include "kernels/pages.cuh"
 
 #define ROPE_WARPS   8
@@ -15,8 +19,11 @@
 struct head_norms {
     const k_bf16 *q, *k; /* weights */
     float eps;
-    bool after; /* the rotation */
+    bool after;  /* the rotation */
+    bool values; /* are normed, without weights */
 };
+
+enum rope_form { ROPE_PLAIN, ROPE_NORMED, ROPE_RARE };
 
 /* Write eight elements to a page. */
 static __device__ inline void rope_store_wide_kv(const struct k_kv &kv, size_t elem, float scale,
@@ -46,7 +53,9 @@ static __host__ __device__ inline int rope_wide_lanes(int pieces, bool is_normed
 }
 
 /* Norm a head; all its threads, `lanes` neighbours, must call. weight: of this thread's first
- * element. An idle thread has zeros and reads no weights. */
+ * element; NULL, which only ROPE_RARE passes: all are 1. An idle thread has zeros and reads no
+ * weights. */
+template <int FORM>
 static __device__ inline void rope_norm_wide(float low[WIDE], float high[WIDE],
                                              const k_bf16 *weight, int hd, int lanes, float eps,
                                              bool is_idle)
@@ -54,7 +63,13 @@ static __device__ inline void rope_norm_wide(float low[WIDE], float high[WIDE],
     unsigned mask = ((1U << lanes) - 1) << (threadIdx.x % 32 / lanes * lanes);
     float sums[WIDE / 2], sum, inverse, weights[2][WIDE] = {};
 
-    if (!is_idle) {
+    if (FORM == ROPE_RARE) {
+        mask = lanes == 32 ? ~0U : mask;
+#pragma unroll
+        for (int elem = 0; elem < WIDE; elem++)
+            weights[0][elem] = weights[1][elem] = 1.0f;
+    }
+    if (!is_idle && (FORM != ROPE_RARE || weight != NULL)) {
         load_eight(weights[0], weight);
         load_eight(weights[1], weight + hd / 2);
     }
@@ -88,14 +103,16 @@ static __device__ inline void rope_turn_wide(float low[WIDE], float high[WIDE], 
     }
 }
 
-template <bool NORMED>
+template <int FORM>
 static __global__ void __launch_bounds__(WIDE_THREADS)
     rope_kv_wide_kernel(k_bf16 *qkv, struct k_kv kv, struct k_tokens t, const float *turns,
                         int n_heads, struct head_norms norms)
 {
+    constexpr bool RARE = FORM == ROPE_RARE, NORMED = FORM != ROPE_PLAIN;
     int token = blockIdx.x, hd = kv.head_dim, half = hd / 2, pieces = half / WIDE;
     int lanes = rope_wide_lanes(pieces, NORMED);
-    int n_turned = n_heads + kv.n_kv_heads, n_all = n_turned + kv.n_kv_heads;
+    int n_turned = n_heads + (RARE && kv.is_shared ? 0 : kv.n_kv_heads);
+    int n_all = n_turned + (RARE && kv.is_shared ? 0 : kv.n_kv_heads);
     int pos = t.pos[token], seq = t.seq[token];
     const int32_t *pages = t.page_ids + (size_t)seq * t.pages_max;
     const float4 *turn = (const float4 *)(turns + (size_t)pos * hd);
@@ -114,14 +131,16 @@ static __global__ void __launch_bounds__(WIDE_THREADS)
         }
         if (is_padding) /* known only after the loads have begun */
             return;
-        if (NORMED && !is_value && !norms.after)
-            rope_norm_wide(low, high, (h < n_heads ? norms.q : norms.k) + d, hd, lanes, norms.eps,
-                           is_idle);
+        if (RARE && is_value && norms.values)
+            rope_norm_wide<FORM>(low, high, NULL, hd, lanes, norms.eps, is_idle);
+        if (NORMED && !is_value && !norms.after && (!RARE || norms.q != NULL))
+            rope_norm_wide<FORM>(low, high, (h < n_heads ? norms.q : norms.k) + d, hd, lanes,
+                                 norms.eps, is_idle);
         if (!is_value && !is_idle)
             rope_turn_wide(low, high, turn + d / 2);
-        if (NORMED && !is_value && norms.after)
-            rope_norm_wide(low, high, (h < n_heads ? norms.q : norms.k) + d, hd, lanes, norms.eps,
-                           is_idle);
+        if (NORMED && !is_value && norms.after && (!RARE || norms.q != NULL))
+            rope_norm_wide<FORM>(low, high, (h < n_heads ? norms.q : norms.k) + d, hd, lanes,
+                                 norms.eps, is_idle);
         if (is_idle)
             continue;
         if (h < n_heads) {
@@ -170,12 +189,13 @@ static __device__ inline float rope_warp_inverse(const k_bf16 *x, int hd, float 
     return head_inverse(sum, __frcp_rn((float)hd), eps);
 }
 
-template <bool NORMED>
+template <int FORM>
 static __global__ void rope_kv_kernel(k_bf16 *qkv, struct k_kv kv, struct k_tokens t,
                                       const float *turns, int n_heads, struct head_norms norms)
 {
+    constexpr bool RARE = FORM == ROPE_RARE, NORMED = FORM != ROPE_PLAIN;
     int token = blockIdx.x, pos = t.pos[token], hd = kv.head_dim, half = hd / 2;
-    int n_all = n_heads + 2 * kv.n_kv_heads;
+    int n_all = n_heads + (RARE && kv.is_shared ? 0 : 2 * kv.n_kv_heads);
     const int32_t *pages = t.page_ids + (size_t)t.seq[token] * t.pages_max;
     const float2 *turn = (const float2 *)turns + (size_t)pos * half;
 
@@ -187,9 +207,12 @@ static __global__ void rope_kv_kernel(k_bf16 *qkv, struct k_kv kv, struct k_toke
         int kv_head = is_value ? h - n_heads - kv.n_kv_heads : h - n_heads;
         size_t elem = h < n_heads ? 0 : key_elem(kv, pages, pos, kv_head);
         const k_bf16 *weight = (h < n_heads ? norms.q : norms.k);
-        bool is_normed = NORMED && !is_value;
+        bool is_normed = NORMED && !is_value && (!RARE || norms.q != NULL);
         float inverse =
             is_normed ? rope_warp_inverse(from, hd, norms.eps, norms.after ? turn : NULL) : 1.0f;
+
+        if (RARE && is_value && norms.values)
+            inverse = rope_warp_inverse(from, hd, norms.eps, NULL);
 
         for (int d = threadIdx.x; d < half; d += 32) {
             float2 cs = is_value ? make_float2(1.0f, 0.0f) : turn[d];
@@ -198,6 +221,10 @@ static __global__ void rope_kv_kernel(k_bf16 *qkv, struct k_kv kv, struct k_toke
             if (is_normed && !norms.after) {
                 x0 = normed(x0, inverse, load_bf16(weight + d));
                 x1 = normed(x1, inverse, load_bf16(weight + d + half));
+            }
+            if (RARE && is_value && norms.values) {
+                x0 = normed(x0, inverse, 1.0f);
+                x1 = normed(x1, inverse, 1.0f);
             }
             low = is_value ? x0 : turn_lower(x0, x1, cs);
             high = is_value ? x1 : turn_upper(x1, x0, cs);
@@ -220,27 +247,29 @@ static __global__ void rope_kv_kernel(k_bf16 *qkv, struct k_kv kv, struct k_toke
 }
 
 /* The wide kernel needs halves of heads in whole 16 bytes, and everything aligned to that. */
-template <bool NORMED>
+template <int FORM>
 static int rope_launch(k_bf16 *qkv, const struct k_kv *kv, const struct k_tokens *t,
                        const struct k_rotary *r, int n_heads, k_stream stream)
 {
-    int lanes = rope_wide_lanes(kv->head_dim / (2 * WIDE), NORMED);
-    int n_items = (n_heads + 2 * kv->n_kv_heads) * lanes;
+    int lanes = rope_wide_lanes(kv->head_dim / (2 * WIDE), FORM != ROPE_PLAIN);
+    int n_items = k_qkv_heads(kv, n_heads) * lanes;
     const struct head_norms norms = {(const k_bf16 *)r->q_norm, (const k_bf16 *)r->k_norm, r->eps,
-                                     r->norms_after};
+                                     r->norms_after, r->norms_values};
 
     if (kv->head_dim % (2 * WIDE) == 0 &&
         ((uintptr_t)qkv | (uintptr_t)kv->pages | (uintptr_t)r->turns) % 16 == 0)
-        return K_LAUNCH(rope_kv_wide_kernel<NORMED>, t->n_tokens,
+        return K_LAUNCH(rope_kv_wide_kernel<FORM>, t->n_tokens,
                         n_items < WIDE_THREADS ? (n_items + 31) / 32 * 32 : WIDE_THREADS, 0, stream,
                         qkv, *kv, *t, r->turns, n_heads, norms);
-    return K_LAUNCH(rope_kv_kernel<NORMED>, t->n_tokens, dim3(32, ROPE_WARPS), 0, stream, qkv, *kv,
+    return K_LAUNCH(rope_kv_kernel<FORM>, t->n_tokens, dim3(32, ROPE_WARPS), 0, stream, qkv, *kv,
                     *t, r->turns, n_heads, norms);
 }
 
 int k_rope_kv(k_bf16 *qkv, const struct k_kv *kv, const struct k_tokens *t,
               const struct k_rotary *r, int n_heads, k_stream stream)
 {
-    return r->q_norm != NULL ? rope_launch<true>(qkv, kv, t, r, n_heads, stream)
-                             : rope_launch<false>(qkv, kv, t, r, n_heads, stream);
+    if (kv->is_shared || r->norms_values || kv->head_dim > 2 * WIDE * 16)
+        return rope_launch<ROPE_RARE>(qkv, kv, t, r, n_heads, stream);
+    return r->q_norm != NULL ? rope_launch<ROPE_NORMED>(qkv, kv, t, r, n_heads, stream)
+                             : rope_launch<ROPE_PLAIN>(qkv, kv, t, r, n_heads, stream);
 }

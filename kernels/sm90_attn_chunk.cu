@@ -589,7 +589,7 @@ static int chunk_describe(CUtensorMap *map, CUtensorMapDataType type, int rank, 
 static int chunk_describe_queries(CUtensorMap *map, const chunk_args &a, const k_bf16 *qkv)
 {
     cuuint64_t hd = (cuuint64_t)a.kv.head_dim;
-    cuuint64_t width = (cuuint64_t)(a.n_heads + 2 * a.kv.n_kv_heads) * hd;
+    cuuint64_t width = (cuuint64_t)k_qkv_heads(&a.kv, a.n_heads) * hd;
     int group = a.n_heads / a.kv.n_kv_heads;
     cuuint64_t dims[3] = {hd, (cuuint64_t)a.n_heads, (cuuint64_t)a.t.n_tokens};
     cuuint64_t strides[2] = {hd * 2, width * 2};

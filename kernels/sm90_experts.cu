@@ -5,20 +5,24 @@
  *
  *   x [token] --> rows in the order of routes (gather)
  *
- *   warpgroup 0 (producer)            rings in shared memory       warpgroups 1, 2 (consumers)
+ *   warpgroup 0 (producer)            rings in shared memory       warpgroups 1 .. (consumers)
  *
- *    a lane: TMA copies of w     -->   W [0] .. [W_DEPTH - 1]  -->   wgmma: 64 rows of w x 256
- *    and of rows of x            -->   X [0] .. [X_DEPTH - 1]        routes each
- *        ^                                  |                              |
- *        '---------- empty barriers <-------'                              v
- *                                             scale, bias, activation -> shared memory -> out
+ *    a lane of a warp: TMA       -->   W [0] .. [W_DEPTH - 1]  -->   wgmma: 64 rows of w each x
+ *    copies of w; of another:    -->   X [0] .. [X_DEPTH - 1]        the routes of the tile
+ *    of rows of x                           |                              |
+ *        ^                                  |                              v
+ *        '----------- empty barriers <------'          scale, bias, activation -> shared memory
+ *                                                       -> out
  *
- * Split: a tile is 128 rows of w and up to 256 routes of one expert (k_route() lists these; the
- * second 128 are skipped where there are none). For the first product the rows are 64 gates and
- * their 64 ups, in turns of 8, so that a gate and its up are in one lane. There is one block per
- * multiprocessor, which takes every so-many-th tile; blocks that run together have the same routes
- * and the same expert, so both are read from the L2 cache. The producer goes on to the next tile
- * while the consumers finish one.
+ * There are two forms. Wide: a tile is 128 rows of w and up to 256 routes of one expert (k_route()
+ * lists these; the second 128 are skipped where there are none), and two warpgroups multiply.
+ * Narrow, where experts have few routes on average: 256 rows of w, 32 or 64 routes at a time, and
+ * four warpgroups (docs/kernels/experiments/experts-narrow.md).
+ *
+ * For the first product the rows are half gates and half their ups, in turns of 8, so that a gate
+ * and its up are in one lane. There is one block per multiprocessor, which takes every so-many-th
+ * tile; blocks that run together have the same routes and the same expert, so both are read from
+ * the L2 cache. The producer goes on to the next tile while the consumers finish one.
  *
  * A launch of its own first copies the rows of x into the order of routes, where the TMA can read
  * them. (A producer that found them by index with cp.async took three times as long: the fence that
@@ -38,37 +42,46 @@
 #include "kernels/mxfp4.cuh"
 #include "kernels/product.cuh"
 
-#define THREADS   384
-#define CONSUMERS 256
-#define ROWS      128 /* of w, of a tile */
-#define ROUTES    K_MIXING_TILE
-#define SLAB      64 /* elements of n_in of a stage of x, and of a step */
-#define X_BYTES   (ROUTES * 128)
-#define X_ROWS    64 /* of a copy of x */
-#define CHUNK     64 /* routes that are written at a time */
-#define OUT_PITCH 144
-#define GATHERS   (132 * 16) /* blocks that copy rows */
-#define STRIPS    (ROWS / 16)
+#define ROUTES       K_MIXING_TILE
+#define NARROW       64 /* routes at a time in the form for few of them, */
+#define NARROW_MEAN  48 /* which experts with so many on average take */
+#define SLAB         64 /* elements of n_in of a stage of x, and of a step */
+#define CHUNK        64 /* routes that are written at a time */
+#define OUT_PITCH    144
+#define GATHERS      (132 * 16)           /* blocks that copy rows */
+#define RECORD_WORDS (K_MXFP4_RECORD / 8) /* a box has at most 256 elements in a row */
 
 static_assert(ROUTES == 256, "two halves of 128 columns");
 
-template <int FORMAT> struct many_depth {
-    static const int W = FORMAT == EXPERTS_PLAIN || FORMAT == EXPERTS_MXFP4 ? 4 : 2;
-    static const int X = FORMAT == EXPERTS_PLAIN ? 4 : 5;
-    static const int STEPS = FORMAT == EXPERTS_PLAIN ? 1 : 2; /* of a stage of w */
+/* The two forms, by the routes that are multiplied at a time. In the narrow one a step takes as
+ * long as its latencies, not its products, so twice as many warps share a tile of twice the
+ * rows. */
+template <int FORMAT, int COLS> struct many_form {
+    static const bool IS_WIDE = COLS == ROUTES, IS_PLAIN = FORMAT == EXPERTS_PLAIN;
+    static const int GROUPS = IS_WIDE ? 2 : 4; /* warpgroups that multiply */
+    static const int ROWS = GROUPS * 64;       /* of w, of a tile */
+    static const int STRIPS = ROWS / 16;
+    static const int CONSUMERS = GROUPS * 128, THREADS = CONSUMERS + 128;
+    static const int GIVEN = IS_WIDE ? 56 : 32, TAKEN = IS_WIDE ? 224 : 112; /* registers */
+    /* More than the block has at its launch would never be given. */
+    static_assert(128 * GIVEN + CONSUMERS * TAKEN <= THREADS * (65536 / THREADS / 8 * 8), "");
+    static const int STEPS = IS_PLAIN ? 1 : 2;   /* of a stage of w */
+    static const int X_ROWS = IS_WIDE ? 64 : 32; /* of a copy of x */
+    /* Bytes of a stage of w: rows of 128 bytes, or as many strips of MXFP4 as have these rows. */
+    static const int W_BYTES = FORMAT == EXPERTS_MXFP4 ? STRIPS * K_MXFP4_RECORD : ROWS * 128;
+    static const int W_DEPTH = FORMAT == EXPERTS_MXFP4 ? (IS_WIDE ? 4 : 6)
+                               : IS_WIDE               ? (IS_PLAIN ? 4 : 2)
+                                                       : 4;
+    static const int X_DEPTH = IS_WIDE ? (IS_PLAIN ? 4 : 5) : FORMAT == EXPERTS_MXFP4 ? 10 : 7;
 };
 
-/* A stage of w: 128 rows of 128 bytes, or as many strips of MXFP4 as have these rows. */
-template <int FORMAT> static __device__ __host__ constexpr int many_w_bytes(void)
-{
-    return FORMAT == EXPERTS_MXFP4 ? STRIPS * K_MXFP4_RECORD : ROWS * 128;
-}
-
-template <int FORMAT> struct many_shared {
-    char w[many_depth<FORMAT>::W][many_w_bytes<FORMAT>()];
-    __align__(1024) char x[many_depth<FORMAT>::X][X_BYTES];
-    char out[2][CHUNK * OUT_PITCH];
-    uint64_t w_full[4], w_empty[4], x_full[5], x_empty[5];
+template <int FORMAT, int COLS> struct many_shared {
+    typedef many_form<FORMAT, COLS> form;
+    char w[form::W_DEPTH][form::W_BYTES];
+    __align__(1024) char x[form::X_DEPTH][COLS * 128];
+    char out[form::GROUPS][CHUNK * OUT_PITCH];
+    uint64_t w_full[form::W_DEPTH], w_empty[form::W_DEPTH];
+    uint64_t x_full[form::X_DEPTH], x_empty[form::X_DEPTH];
 };
 
 struct many_args {
@@ -97,63 +110,68 @@ static __device__ inline many_tile many_tile_of(const many_args &a, int tile)
 
 /* --- the producer ----------------------------------------------------------------------------- */
 
-/* Load elements at .. at + 63 of the rows of x of a tile, as many as there are. What other places
- * hold only reaches sums that are not used. */
-static __device__ inline void many_load_rows(char *to, const CUtensorMap *map, const many_tile &t,
+/* Load elements at .. at + 63 of the rows of x of n places from `first` on. What other places hold
+ * only reaches sums that are not used. */
+template <int ROWS>
+static __device__ inline void many_load_rows(char *to, const CUtensorMap *map, int first, int n,
                                              int at, uint64_t *full)
 {
-    int n = (t.n + X_ROWS - 1) / X_ROWS;
-
-    barrier_expect(full, n * X_ROWS * 128);
+    n = (n + ROWS - 1) / ROWS;
+    barrier_expect(full, n * ROWS * 128);
     for (int i = 0; i < n; i++)
-        tensor_load_3d(to + i * X_ROWS * 128, map, full, at, t.first + i * X_ROWS, 0);
+        tensor_load_3d(to + i * ROWS * 128, map, full, at, first + i * ROWS, 0);
 }
 
-/* Load a record of each strip of a tile that there is. Rows of the others are computed from the
- * stage's old content, and not written. */
-static __device__ inline void many_load_strips(char *to, const many_args &a, const many_tile &t,
-                                               int record, uint64_t *full)
+/* By one lane: the weights of all tiles of this block, once for each COLS routes of a tile. Rows
+ * that a tile does not have are filled with zeros, or with rows of others, and not written. */
+template <int FORMAT, int COLS>
+static __device__ inline void many_produce_w(many_shared<FORMAT, COLS> &s, const CUtensorMap *map,
+                                             const many_args &a, int n_all)
 {
-    int n_records = k_mxfp4_records(a.p.n_in);
-    int n_strips = k_mxfp4_strips(a.p.rows), first = t.part * STRIPS;
-    int n = min(n_strips - first, STRIPS);
-    const char *from =
-        (const char *)a.p.w +
-        (((size_t)t.expert * n_strips + first) * n_records + record) * K_MXFP4_RECORD;
+    typedef many_form<FORMAT, COLS> form;
+    const int elems = FORMAT == EXPERTS_PLAIN ? 64 : 128;
+    int n_stages = (a.n_steps + form::STEPS - 1) / form::STEPS;
+    ring<form::W_DEPTH> w = {0, 1};
 
-    barrier_expect(full, n * K_MXFP4_RECORD);
-    for (int i = 0; i < n; i++)
-        copy_to_shared(to + i * K_MXFP4_RECORD, from + (size_t)i * n_records * K_MXFP4_RECORD,
-                       K_MXFP4_RECORD, full);
+    for (int tile = blockIdx.x; tile < n_all; tile += gridDim.x) {
+        const many_tile t = many_tile_of(a, tile);
+        int n = n_stages * ((t.n + COLS - 1) / COLS);
+
+        for (int i = 0; i < n; i++) {
+            int stage = i % n_stages;
+
+            barrier_wait(&s.w_empty[w.stage], w.parity);
+            barrier_expect(&s.w_full[w.stage], form::W_BYTES);
+            if (FORMAT == EXPERTS_MXFP4)
+                tensor_load_3d(s.w[w.stage], map, &s.w_full[w.stage], stage * RECORD_WORDS,
+                               t.part * form::STRIPS, t.expert);
+            else
+                tensor_load_5d(s.w[w.stage], map, &s.w_full[w.stage], stage * elems,
+                               t.part * form::ROWS / (a.p.is_gated ? 16 : 8), t.expert);
+            w.next();
+        }
+    }
 }
 
-/* By one lane: all tiles of this block. */
-template <int FORMAT>
-static __device__ inline void many_produce(many_shared<FORMAT> &s, const CUtensorMap *w_map,
-                                           const CUtensorMap *x_map, const many_args &a, int n_all)
+/* By one lane of another warp: the rows of x of the same tiles. */
+template <int FORMAT, int COLS>
+static __device__ inline void many_produce_x(many_shared<FORMAT, COLS> &s, const CUtensorMap *map,
+                                             const many_args &a, int n_all)
 {
-    const int STEPS = many_depth<FORMAT>::STEPS, elems = FORMAT == EXPERTS_PLAIN ? 64 : 128;
-    ring<many_depth<FORMAT>::W> w = {0, 1};
-    ring<many_depth<FORMAT>::X> x = {0, 1};
+    typedef many_form<FORMAT, COLS> form;
+    ring<form::X_DEPTH> x = {0, 1};
 
     for (int tile = blockIdx.x; tile < n_all; tile += gridDim.x) {
         const many_tile t = many_tile_of(a, tile);
 
-        for (int step = 0; step < a.n_steps; step++) {
-            if (step % STEPS == 0) {
-                barrier_wait(&s.w_empty[w.stage], w.parity);
-                if constexpr (FORMAT == EXPERTS_MXFP4) {
-                    many_load_strips(s.w[w.stage], a, t, step / STEPS, &s.w_full[w.stage]);
-                } else {
-                    barrier_expect(&s.w_full[w.stage], many_w_bytes<FORMAT>());
-                    tensor_load_5d(s.w[w.stage], w_map, &s.w_full[w.stage], step / STEPS * elems,
-                                   t.part * (a.p.is_gated ? ROWS / 16 : ROWS / 8), t.expert);
-                }
-                w.next();
+        for (int from = 0; from < t.n; from += COLS) {
+            for (int step = 0; step < a.n_steps; step++) {
+                barrier_wait(&s.x_empty[x.stage], x.parity);
+                many_load_rows<form::X_ROWS>(s.x[x.stage], map, t.first + from,
+                                             min(t.n - from, COLS), step * SLAB,
+                                             &s.x_full[x.stage]);
+                x.next();
             }
-            barrier_wait(&s.x_empty[x.stage], x.parity);
-            many_load_rows(s.x[x.stage], x_map, t, step * SLAB, &s.x_full[x.stage]);
-            x.next();
         }
     }
 }
@@ -166,39 +184,65 @@ static __device__ __forceinline__ uint64_t many_x_operand(const char *x, int par
     return operand(x + part * 128 * 128 + k * 32, 1024, 0);
 }
 
-template <int FORMAT> struct many_rings {
-    ring<many_depth<FORMAT>::W> w;
-    ring<many_depth<FORMAT>::X> x;
+template <int FORMAT, int COLS> struct many_rings {
+    ring<many_form<FORMAT, COLS>::W_DEPTH> w;
+    ring<many_form<FORMAT, COLS>::X_DEPTH> x;
 };
 
-template <int PARTS> static __device__ __forceinline__ void many_clear(float (&acc)[2][64])
+/* Sums of COLS routes: 64 rows of w of this warpgroup x 128 columns in each part, or 64. N of the
+ * columns are computed. */
+template <int COLS> struct many_sums {
+    static const int PARTS = COLS / 128 > 0 ? COLS / 128 : 1;
+    static const int WIDTH = COLS / PARTS / 2; /* floats of a thread in a part */
+    float of[PARTS][WIDTH];
+};
+
+template <int N, int COLS> struct many_columns {
+    static const int PARTS = N / 128 > 0 ? N / 128 : 1;
+    static const int WIDTH = N / PARTS / 2;
+    typedef float part[WIDTH];
+
+    static __device__ __forceinline__ part &of(many_sums<COLS> &acc, int i)
+    {
+        return *(part *)acc.of[i];
+    }
+    static __device__ __forceinline__ void hold(many_sums<COLS> &acc)
+    {
+        keep(of(acc, 0)), keep(of(acc, PARTS - 1));
+    }
+};
+
+template <int COLS> static __device__ __forceinline__ void many_clear(many_sums<COLS> &acc)
 {
+    const int WIDTH = many_sums<COLS>::WIDTH;
+
 #pragma unroll
-    for (int i = 0; i < PARTS * 64; i++)
-        acc[i / 64][i % 64] = 0.0f;
+    for (int i = 0; i < many_sums<COLS>::PARTS * WIDTH; i++)
+        acc.of[i / WIDTH][i % WIDTH] = 0.0f;
 }
 
-/* acc [PARTS] = 64 rows of w of this warpgroup x 128 routes, of bfloat16. A stage is given back
+/* acc = 64 rows of w of this warpgroup x N routes, of bfloat16. A stage is given back
  * when the products of the next one have been issued and its own have ended. */
-template <int PARTS>
-static __device__ __forceinline__ void many_multiply_plain(float (&acc)[2][64],
-                                                           many_shared<EXPERTS_PLAIN> &s,
-                                                           many_rings<EXPERTS_PLAIN> &r, int group,
-                                                           int n_steps)
+template <int N, int COLS>
+static __device__ __forceinline__ void many_multiply_plain(many_sums<COLS> &acc,
+                                                           many_shared<EXPERTS_PLAIN, COLS> &s,
+                                                           many_rings<EXPERTS_PLAIN, COLS> &r,
+                                                           int group, int n_steps)
 {
-    many_rings<EXPERTS_PLAIN> before = r;
+    typedef many_columns<N, COLS> columns;
+    many_rings<EXPERTS_PLAIN, COLS> before = r;
 
-    many_clear<PARTS>(acc);
+    many_clear(acc);
     for (int step = 0; step < n_steps; step++) {
         const char *w = s.w[r.w.stage] + group * 64 * 128, *x = s.x[r.x.stage];
 
         barrier_wait(&s.w_full[r.w.stage], r.w.parity);
         barrier_wait(&s.x_full[r.x.stage], r.x.parity);
-        keep(acc[0]), keep(acc[PARTS - 1]);
+        columns::hold(acc);
         warpgroup_begin();
 #pragma unroll
-        for (int i = 0; i < PARTS * 4; i++)
-            multiply_rows(acc[i / 4], operand(w + i % 4 * 32, 1024, 0),
+        for (int i = 0; i < columns::PARTS * 4; i++)
+            multiply_rows(columns::of(acc, i / 4), operand(w + i % 4 * 32, 1024, 0),
                           many_x_operand(x, i / 4, i % 4), 1);
         warpgroup_commit();
         warpgroup_wait<1>();
@@ -211,7 +255,7 @@ static __device__ __forceinline__ void many_multiply_plain(float (&acc)[2][64],
         r.x.next();
     }
     warpgroup_wait<0>();
-    keep(acc[0]), keep(acc[PARTS - 1]);
+    columns::hold(acc);
     if (leads()) {
         barrier_arrive(&s.w_empty[before.w.stage]);
         barrier_arrive(&s.x_empty[before.x.stage]);
@@ -277,15 +321,17 @@ static __device__ __forceinline__ void many_load_operands(uint32_t (&a)[4][4], u
 }
 
 /* Issue the products of a slab. */
-template <int PARTS>
-static __device__ __forceinline__ void many_issue_slab(float (&acc)[2][64], uint32_t (&a)[4][4],
+template <int N, int COLS>
+static __device__ __forceinline__ void many_issue_slab(many_sums<COLS> &acc, uint32_t (&a)[4][4],
                                                        const char *x)
 {
-    keep(a), keep(acc[0]), keep(acc[PARTS - 1]);
+    typedef many_columns<N, COLS> columns;
+
+    keep(a), columns::hold(acc);
     warpgroup_begin();
 #pragma unroll
-    for (int i = 0; i < PARTS * 4; i++)
-        multiply_rows(acc[i / 4], a[i % 4], many_x_operand(x, i / 4, i % 4), 1);
+    for (int i = 0; i < columns::PARTS * 4; i++)
+        multiply_rows(columns::of(acc, i / 4), a[i % 4], many_x_operand(x, i / 4, i % 4), 1);
     warpgroup_commit();
 }
 
@@ -295,6 +341,7 @@ struct many_scales {
 };
 
 /* The row of w, of the expert's, that a warp's row 0 or 8 is; the last one past the end. */
+template <int ROWS>
 static __device__ inline int many_row(const many_args &a, const many_tile &t, int group, int warp,
                                       int row)
 {
@@ -326,20 +373,20 @@ static __device__ __forceinline__ void many_load_step(uint32_t (&a)[4][4], const
 /* As many_multiply_plain(), of elements that become bfloat16: while the products of a slab run,
  * the next one is converted. A stage of w has two slabs, and is given back when the second is in
  * registers. */
-template <int FORMAT, int PARTS>
-static __device__ __forceinline__ void many_multiply_widened(float (&acc)[2][64],
-                                                             many_shared<FORMAT> &s,
-                                                             many_rings<FORMAT> &r, int group,
+template <int FORMAT, int N, int COLS>
+static __device__ __forceinline__ void many_multiply_widened(many_sums<COLS> &acc,
+                                                             many_shared<FORMAT, COLS> &s,
+                                                             many_rings<FORMAT, COLS> &r, int group,
                                                              const many_scales &scales, int n_steps)
 {
     int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
     uint32_t at = (uint32_t)((group * 64 + warp * 16 + lane / 8 % 2 * 8 + lane % 8) * 128 +
                              (lane / 16 ^ lane % 8) * 16);
     uint32_t a[2][4][4];
-    ring<many_depth<FORMAT>::X> before = r.x;
+    ring<many_form<FORMAT, COLS>::X_DEPTH> before = r.x;
     float2 next = many_scales_at<FORMAT>(scales, 0);
 
-    many_clear<PARTS>(acc);
+    many_clear(acc);
     barrier_wait(&s.w_full[r.w.stage], r.w.parity);
     many_load_step<FORMAT>(a[0], s.w[r.w.stage], group, at, next, 0);
     for (int step = 0; step < n_steps; step += 2) {
@@ -353,7 +400,7 @@ static __device__ __forceinline__ void many_multiply_widened(float (&acc)[2][64]
             if (more)
                 next = many_scales_at<FORMAT>(scales, own + 1);
             barrier_wait(&s.x_full[r.x.stage], r.x.parity);
-            many_issue_slab<PARTS>(acc, a[odd], s.x[r.x.stage]);
+            many_issue_slab<N>(acc, a[odd], s.x[r.x.stage]);
             warpgroup_wait<1>();
             if (own > 0 && leads())
                 barrier_arrive(&s.x_empty[before.stage]);
@@ -373,21 +420,21 @@ static __device__ __forceinline__ void many_multiply_widened(float (&acc)[2][64]
         }
     }
     warpgroup_wait<0>();
-    keep(acc[0]), keep(acc[PARTS - 1]);
+    many_columns<N, COLS>::hold(acc);
     if (leads())
         barrier_arrive(&s.x_empty[before.stage]);
 }
 
-template <int FORMAT, int PARTS>
-static __device__ __forceinline__ void many_multiply_all(float (&acc)[2][64],
-                                                         many_shared<FORMAT> &s,
-                                                         many_rings<FORMAT> &r, int group,
+template <int FORMAT, int N, int COLS>
+static __device__ __forceinline__ void many_multiply_all(many_sums<COLS> &acc,
+                                                         many_shared<FORMAT, COLS> &s,
+                                                         many_rings<FORMAT, COLS> &r, int group,
                                                          const many_scales &scales, int n_steps)
 {
     if constexpr (FORMAT == EXPERTS_PLAIN)
-        many_multiply_plain<PARTS>(acc, s, r, group, n_steps);
+        many_multiply_plain<N>(acc, s, r, group, n_steps);
     else
-        many_multiply_widened<FORMAT, PARTS>(acc, s, r, group, scales, n_steps);
+        many_multiply_widened<FORMAT, N>(acc, s, r, group, scales, n_steps);
 }
 
 /* --- the end ---------------------------------------------------------------------------------- */
@@ -501,32 +548,32 @@ static __device__ inline void many_write_chunk(const char *out, const many_args 
     }
 }
 
+/* n routes from place `first` on; outputs from `at` on. */
+template <int COLS>
 static __device__ __forceinline__ void many_finish_tile(char *out, const many_args &a,
-                                                        const many_tile &t, const many_ends &e,
-                                                        const float (&acc)[2][64], int group,
-                                                        int warp)
+                                                        const many_ends &e,
+                                                        const many_sums<COLS> &acc, int first,
+                                                        int n, int at, int group, int warp)
 {
-    int at = t.part * (a.p.is_gated ? ROWS / 2 : ROWS) + group * (a.p.is_gated ? 32 : 64);
-
 #pragma unroll
-    for (int i = 0; i < ROUTES / CHUNK; i++) {
-        if (i * CHUNK >= t.n)
+    for (int i = 0; i < COLS / CHUNK; i++) {
+        if (i * CHUNK >= n)
             break;
-        many_stage_chunk(out, a, e, acc[i / 2] + i % 2 * 32, warp);
+        many_stage_chunk(out, a, e, acc.of[i / 2] + i % 2 * 32, warp);
         named_sync(1 + group, 128);
-        many_write_chunk(out, a, t.first + i * CHUNK, t.n - i * CHUNK, at);
+        many_write_chunk(out, a, first + i * CHUNK, n - i * CHUNK, at);
         named_sync(1 + group, 128);
     }
 }
 
-template <int FORMAT>
-static __device__ __forceinline__ void many_consume(many_shared<FORMAT> &s, const many_args &a,
-                                                    int n_all)
+template <int FORMAT, int COLS>
+static __device__ __forceinline__ void many_consume(many_shared<FORMAT, COLS> &s,
+                                                    const many_args &a, int n_all)
 {
+    const int ROWS = many_form<FORMAT, COLS>::ROWS;
     int group = (int)threadIdx.x / 128 - 1, warp = threadIdx.x % 128 / 32, g = threadIdx.x % 32 / 4;
-    many_rings<FORMAT> r = {{0, 0}, {0, 0}};
-    float acc[2][64];
-
+    many_rings<FORMAT, COLS> r = {{0, 0}, {0, 0}};
+    many_sums<COLS> acc;
     many_tile next = {};
 
     if ((int)blockIdx.x < n_all)
@@ -534,8 +581,9 @@ static __device__ __forceinline__ void many_consume(many_shared<FORMAT> &s, cons
     for (int tile = blockIdx.x; tile < n_all; tile += gridDim.x) {
         const many_tile t = next;
         int own = t.expert * a.p.rows;
-        int low = own + many_row(a, t, group, warp, g),
-            high = own + many_row(a, t, group, warp, g + 8);
+        int at = (t.part * ROWS + group * 64) / (a.p.is_gated ? 2 : 1);
+        int low = own + many_row<ROWS>(a, t, group, warp, g),
+            high = own + many_row<ROWS>(a, t, group, warp, g + 8);
         const many_ends ends = many_ends_of<FORMAT>(a, low, high);
 
         const many_scales scales = {a.p.scales + low / EXPERTS_BLOCK * a.p.scale_cols,
@@ -543,45 +591,52 @@ static __device__ __forceinline__ void many_consume(many_shared<FORMAT> &s, cons
 
         if (tile + (int)gridDim.x < n_all) /* looked up while this one is multiplied */
             next = many_tile_of(a, tile + gridDim.x);
-        if (t.n > ROUTES / 2)
-            many_multiply_all<FORMAT, 2>(acc, s, r, group, scales, a.n_steps);
-        else
-            many_multiply_all<FORMAT, 1>(acc, s, r, group, scales, a.n_steps);
-        many_finish_tile(s.out[group], a, t, ends, acc, group, warp);
+        for (int from = 0; from < t.n; from += COLS) {
+            int n = min(t.n - from, COLS);
+
+            if (n > COLS / 2)
+                many_multiply_all<FORMAT, COLS>(acc, s, r, group, scales, a.n_steps);
+            else
+                many_multiply_all<FORMAT, COLS / 2>(acc, s, r, group, scales, a.n_steps);
+            many_finish_tile(s.out[group], a, ends, acc, t.first + from, n, at, group, warp);
+        }
     }
 }
 
 /* --- the kernel ------------------------------------------------------------------------------- */
 
-template <int FORMAT>
-static __global__ void __launch_bounds__(THREADS, 1)
+template <int FORMAT, int COLS>
+static __global__ void __launch_bounds__(many_form<FORMAT, COLS>::THREADS, 1)
     many_kernel(const __grid_constant__ CUtensorMap w_map,
                 const __grid_constant__ CUtensorMap x_map, const __grid_constant__ many_args a)
 {
+    typedef many_form<FORMAT, COLS> form;
     extern __shared__ __align__(1024) char memory[];
-    many_shared<FORMAT> &s = *(many_shared<FORMAT> *)memory;
+    many_shared<FORMAT, COLS> &s = *(many_shared<FORMAT, COLS> *)memory;
     int n_all = a.p.tiles[0] * a.n_tiles;
 
     if (threadIdx.x == 0) {
-        for (int i = 0; i < many_depth<FORMAT>::W; i++) {
+        for (int i = 0; i < form::W_DEPTH; i++) {
             barrier_init(&s.w_full[i], 1);
-            barrier_init(&s.w_empty[i], CONSUMERS / 32);
+            barrier_init(&s.w_empty[i], form::CONSUMERS / 32);
         }
-        for (int i = 0; i < many_depth<FORMAT>::X; i++) {
+        for (int i = 0; i < form::X_DEPTH; i++) {
             barrier_init(&s.x_full[i], 1);
-            barrier_init(&s.x_empty[i], CONSUMERS / 32);
+            barrier_init(&s.x_empty[i], form::CONSUMERS / 32);
         }
         barrier_init_done();
         fence_async();
     }
     __syncthreads();
     if (threadIdx.x < 128) {
-        registers_give<56>();
+        registers_give<form::GIVEN>();
         if (threadIdx.x == 0)
-            many_produce<FORMAT>(s, &w_map, &x_map, a, n_all);
+            many_produce_w<FORMAT, COLS>(s, &w_map, a, n_all);
+        else if (threadIdx.x == 32)
+            many_produce_x<FORMAT, COLS>(s, &x_map, a, n_all);
     } else {
-        registers_take<224>();
-        many_consume<FORMAT>(s, a, n_all);
+        registers_take<form::TAKEN>();
+        many_consume<FORMAT, COLS>(s, a, n_all);
     }
 }
 
@@ -630,7 +685,8 @@ static __global__ void __launch_bounds__(128)
 /* --- launching -------------------------------------------------------------------------------- */
 
 /* Map the matrix as [experts][eights of rows][parts][8 rows][n_in]: gates and ups are two parts. */
-static int many_encode_map(CUtensorMap *map, const struct experts_product *p, bool is_bytes)
+static int many_encode_map(CUtensorMap *map, const struct experts_product *p, bool is_bytes,
+                           int tile_rows)
 {
     cuuint64_t row_bytes = (cuuint64_t)p->n_in * (is_bytes ? 1 : 2);
     cuuint64_t sizes[5] = {(cuuint64_t)p->n_in, 8, p->is_gated ? 2U : 1U, (cuuint64_t)p->n_out / 8,
@@ -638,38 +694,66 @@ static int many_encode_map(CUtensorMap *map, const struct experts_product *p, bo
     cuuint64_t strides[4] = {row_bytes, (cuuint64_t)p->n_out * row_bytes, 8 * row_bytes,
                              (cuuint64_t)p->rows * row_bytes};
     cuuint32_t box[5] = {is_bytes ? 128U : 64U, 8, p->is_gated ? 2U : 1U,
-                         p->is_gated ? ROWS / 16U : ROWS / 8U, 1};
+                         (cuuint32_t)tile_rows / (p->is_gated ? 16U : 8U), 1};
 
     return encode_boxes(map, is_bytes, (void *)(uintptr_t)p->w, 5, sizes, strides, box);
 }
 
+/* Map records as [experts][strips][words of 8 bytes]. */
+static int many_encode_records(CUtensorMap *map, const struct experts_product *p, int tile_rows)
+{
+    cuuint64_t n_strips = (cuuint64_t)k_mxfp4_strips(p->rows);
+    cuuint64_t row_bytes = (cuuint64_t)k_mxfp4_records(p->n_in) * K_MXFP4_RECORD;
+    cuuint64_t sizes[3] = {row_bytes / 8, n_strips, (cuuint64_t)p->n_experts};
+    cuuint64_t strides[2] = {row_bytes, n_strips * row_bytes};
+    cuuint32_t box[3] = {RECORD_WORDS, (cuuint32_t)tile_rows / 16, 1};
+
+    return encode_tensor(map, CU_TENSOR_MAP_DATA_TYPE_INT64, CU_TENSOR_MAP_SWIZZLE_NONE,
+                         (void *)(uintptr_t)p->w, 3, sizes, strides, box);
+}
+
 /* Map x as [1][routes][n_in]. */
-static int many_encode_rows(CUtensorMap *map, const struct experts_product *p)
+static int many_encode_rows(CUtensorMap *map, const struct experts_product *p, int box_rows)
 {
     cuuint64_t row_bytes = (cuuint64_t)p->n_in * 2;
     cuuint64_t n = (cuuint64_t)p->n_tokens * (cuuint64_t)p->n_used;
     cuuint64_t sizes[3] = {(cuuint64_t)p->n_in, n, 1}, strides[2] = {row_bytes, n * row_bytes};
-    cuuint32_t box[3] = {SLAB, X_ROWS, 1};
+    cuuint32_t box[3] = {SLAB, (cuuint32_t)box_rows, 1};
 
     return encode_boxes(map, false, (void *)(uintptr_t)p->x, 3, sizes, strides, box);
 }
 
+template <int FORMAT, int COLS>
+static int many_launch_form(const struct experts_product *p, enum experts_order order, int n_sms,
+                            k_stream stream)
+{
+    typedef many_form<FORMAT, COLS> form;
+    const size_t bytes = sizeof(many_shared<FORMAT, COLS>);
+    int rows = form::ROWS / (p->is_gated ? 2 : 1);
+    many_args a = {*p, (p->n_out + rows - 1) / rows, (p->n_in + SLAB - 1) / SLAB, order};
+    CUtensorMap w_map, x_map;
+    int rc = FORMAT == EXPERTS_MXFP4
+                 ? many_encode_records(&w_map, p, form::ROWS)
+                 : many_encode_map(&w_map, p, FORMAT != EXPERTS_PLAIN, form::ROWS);
+
+    static_assert(sizeof(many_shared<FORMAT, COLS>) <= 227 * 1024, "shared memory");
+    if (rc != 0 || many_encode_rows(&x_map, p, form::X_ROWS) != 0 ||
+        cudaFuncSetAttribute(many_kernel<FORMAT, COLS>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             (int)bytes) != cudaSuccess)
+        return -1;
+    return K_LAUNCH((many_kernel<FORMAT, COLS>), n_sms, form::THREADS, bytes, stream, w_map, x_map,
+                    a);
+}
+
+/* The form is chosen by the average number of routes of an expert. An expert with more than NARROW
+ * of them is read again, from the L2 cache, for each further NARROW. */
 template <int FORMAT>
 static int many_launch(const struct experts_product *p, enum experts_order order, int n_sms,
                        k_stream stream)
 {
-    const size_t bytes = sizeof(many_shared<FORMAT>);
-    int rows = p->is_gated ? ROWS / 2 : ROWS;
-    many_args a = {*p, (p->n_out + rows - 1) / rows, (p->n_in + SLAB - 1) / SLAB, order};
-    CUtensorMap w_map = {}, x_map;
-
-    static_assert(sizeof(many_shared<FORMAT>) <= 227 * 1024, "shared memory");
-    if ((FORMAT != EXPERTS_MXFP4 && many_encode_map(&w_map, p, FORMAT != EXPERTS_PLAIN) != 0) ||
-        many_encode_rows(&x_map, p) != 0 ||
-        cudaFuncSetAttribute(many_kernel<FORMAT>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             (int)bytes) != cudaSuccess)
-        return -1;
-    return K_LAUNCH(many_kernel<FORMAT>, n_sms, THREADS, bytes, stream, w_map, x_map, a);
+    if ((size_t)p->n_tokens * (size_t)p->n_used <= (size_t)p->n_experts * NARROW_MEAN)
+        return many_launch_form<FORMAT, NARROW>(p, order, n_sms, stream);
+    return many_launch_form<FORMAT, ROUTES>(p, order, n_sms, stream);
 }
 
 int experts_gather(k_bf16 *out, const k_bf16 *x, const struct experts_product *p,

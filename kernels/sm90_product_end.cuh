@@ -4,12 +4,13 @@
  * operations around a product in a decode are done (k_multiply() in kernels.h). There are three
  * ways, by the owner of a sum:
  *
- *    complete in one thread   straight from the accumulators         end_write_floats(),
+ *    complete in one thread   straight from the accumulators         end_write_floats() and
  *                                                                    end_write_gated()
  *    a tile of one block      partial sums of two warpgroups (and   end_block(): patches of 16 x 8,
  *                             of the other CTA) in shared memory     in the layout of wgmma
- *    several blocks           [column][rows of the tile] in shared   end_finish(): 256 threads, four
- *                             memory                                 rows of a column at a time */
+ *    several blocks           [column][rows of the tile] in shared    end_finish(): 256 threads,
+ *                             memory                                 four rows of a column at a
+ *                                                                    time */
 #ifndef QUIRE_KERNELS_SM90_PRODUCT_END_CUH
 #define QUIRE_KERNELS_SM90_PRODUCT_END_CUH
 

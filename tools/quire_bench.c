@@ -216,40 +216,17 @@ static int least(int a, int b)
  *
  * The lower bound for the time of a decode: reading all weights and the keys and values once. */
 
-/* Bytes of weights that a decode of a model with experts reads. Tokens choose independently here,
- * so an expert is left out by all of them with probability (1 - used / all)^n_seqs. */
-static double mixture_bytes(const struct model_shape *shape, int n_seqs)
+/* Bytes of weights that a decode reads: all but the rows of tables and the experts that no token
+ * uses. Tokens choose independently here, so an expert is left out by all of them with probability
+ * (1 - used / all)^n_seqs. */
+static double weight_bytes(const struct model_shape *shape, int n_seqs)
 {
-    double left_out = pow(1.0 - (double)shape->n_experts_used / shape->n_experts, n_seqs);
-
-    return (double)(shape->weight_bytes - shape->expert_bytes - shape->table_bytes) +
-           (double)shape->expert_bytes * (1.0 - left_out);
-}
-
-/* Bytes of weights that a decode reads: all but the embedding's rows. */
-static double weight_bytes(const struct bench *n, int n_seqs)
-{
-    const struct model_shape *shape = n->shape;
-    bool gpu = strncmp(shape->device, "cpu", 3) != 0, fp8 = n->settings.quantization[0] != '\0';
-    bool fp8_head = strcmp(n->settings.quantization, "fp8_all") == 0;
-    double elem = 4.0, head = 4.0;
-    double q = (double)shape->n_heads * shape->head_dim,
-           kv = (double)shape->n_kv_heads * shape->head_dim;
-    double layer = (2.0 * q + 2.0 * kv) * shape->dim + 3.0 * (double)shape->ff_dim * shape->dim;
+    double left_out = 1.0;
 
     if (shape->n_experts > 0)
-        return mixture_bytes(shape, n_seqs);
-    if (gpu) {
-        if (fp8)
-            elem = 1.0;
-        else
-            elem = 2.0;
-        if (fp8_head)
-            head = 1.0;
-        else
-            head = 2.0;
-    }
-    return layer * shape->n_layers * elem + (double)shape->n_vocab * shape->dim * head;
+        left_out = pow(1.0 - (double)shape->n_experts_used / shape->n_experts, n_seqs);
+    return (double)(shape->weight_bytes - shape->expert_bytes - shape->table_bytes) +
+           (double)shape->expert_bytes * (1.0 - left_out);
 }
 
 /* Bytes of keys and values that a decode reads for so many tokens of context. */
@@ -309,7 +286,8 @@ static void bench_decode(struct bench *n, int n_seqs, int first, int last)
     us = (double)(clock_us() - start) / (last - warm);
     printf("decode, %d sequence%s, context %d to %d: %.3f ms a step, %.1f tok/s", n_seqs,
            n_seqs == 1 ? "" : "s", warm, last, us * 1e-3, n_seqs * 1e6 / us);
-    print_share(n, weight_bytes(n, n_seqs) + kv_bytes(n, (double)n_seqs * (warm + last) / 2.0), us);
+    print_share(
+        n, weight_bytes(n->shape, n_seqs) + kv_bytes(n, (double)n_seqs * (warm + last) / 2.0), us);
     printf(", idle between steps %.1f us\n", median_gap(n));
     print_ranks(n);
     settle(n);
@@ -616,9 +594,7 @@ static void bench_kernel(struct bench *n)
                                     .page_tokens = 16,
                                     .n_tables = 1,
                                     .n_heads = config.n_heads,
-                                    .n_kv_heads = config.n_kv_heads,
                                     .head_dim = config.head_dim,
-                                    .n_windows = 1,
                                     .dim = config.dim,
                                     .ff_dim = config.ff_dim,
                                     .n_vocab = config.n_vocab,

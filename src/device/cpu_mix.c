@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Mixers of the cpu device: attention over pages, and recurrent states.
+ * Mixers of the cpu device: attention over pages, its gates, and recurrent states.
  *
  * A task is one token and one kv head, or some channels of one sequence. One thread computes it
  * alone, in an order that depends on its own inputs only (device_cpu.c), so results do not depend
@@ -146,4 +146,64 @@ void cpu_recurrent(struct device *d, void *out, const void *in, const struct k_s
 
     (void)to; /* all is float32 */
     pool_run(cpu->pool, cpu_state_task, &job, job.tokens.n_seqs * job.n_parts);
+}
+
+struct delta_job {
+    float *out;
+    const float *in, *gates;
+    const struct k_delta *delta;
+    const struct k_state *state;
+    struct k_tokens tokens; /* with the layer's table */
+};
+
+/* Value heads of one key head share inputs of the convolution, so a task has all of them. */
+static void cpu_delta_task(void *arg, int task, int worker)
+{
+    const struct delta_job *job = arg;
+    int n_heads = job->delta->shape.n_k_heads;
+
+    (void)worker;
+    ref_delta_rule(job->out, job->in, job->gates, job->delta, job->state, &job->tokens,
+                   task / n_heads, task % n_heads);
+}
+
+void cpu_delta(struct device *d, void *out, const void *in, const float *gates,
+               const struct k_delta *delta, const struct k_state *state, const struct k_matrix *to)
+{
+    struct cpu *cpu = cpu_of(d);
+    struct delta_job job = {.out = out,
+                            .in = in,
+                            .gates = gates,
+                            .delta = delta,
+                            .state = state,
+                            .tokens = k_tokens_of(&cpu->batch->tokens, state->group)};
+
+    (void)to; /* all is float32 */
+    pool_run(cpu->pool, cpu_delta_task, &job, job.tokens.n_seqs * delta->shape.n_k_heads);
+}
+
+/* --- gates ----------------------------------------------------------------------------- */
+
+struct shut_job {
+    float *x;
+    const float *gate;
+    size_t width;
+};
+
+static void cpu_shut_task(void *arg, int task, int worker)
+{
+    const struct shut_job *job = arg;
+
+    (void)worker;
+    ref_shut(job->x + (size_t)task * job->width, job->gate + (size_t)task * job->width, job->width);
+}
+
+/* A task is a token. */
+void cpu_shut(struct device *d, void *x, const void *gate, int width, int n,
+              const struct k_matrix *to)
+{
+    struct shut_job job = {x, gate, (size_t)width};
+
+    (void)to; /* all is float32 */
+    pool_run(cpu_of(d)->pool, cpu_shut_task, &job, n);
 }

@@ -107,7 +107,7 @@ static void cpu_row_task(void *arg, int task, int worker)
                     job->activation, n);
         break;
     case ROW_LAYER_EMBEDS:
-        ref_layer_embeds(job->x + wide, job->embeds, job->c->token_ids + first, n);
+        ref_embed_layers(job->x + wide, job->embeds, job->c->token_ids + first, n);
         break;
     case ROW_PLACE:
         ref_place(job->x + at, job->scale, job->a, job->c->batch->tokens.pos + first,
@@ -291,6 +291,25 @@ void cpu_add(struct device *d, float *x, const void *delta, float scale, int n)
 void cpu_add_within(struct device *d, void *x, const void *delta, int n)
 {
     cpu_add(d, x, delta, 1.0f, n);
+}
+
+/* One operation after another: each is divided between the threads. */
+void cpu_add_normed(struct device *d, struct device_rows *out, float *x, void *delta,
+                    const struct k_adding *how, int n, const struct k_matrix *to)
+{
+    int dim = d->limits.dim;
+
+    if (how->after.kind != K_NORM_NONE)
+        cpu_norm_within(d, delta, dim, &how->after, dim, n);
+    cpu_add(d, x, delta, how->by, n);
+    if (how->scale != 1.0f)
+        cpu_place(d, x, how->scale, NULL, 0);
+    if (out == NULL)
+        return;
+    if (how->norm.kind == K_NORM_RMS)
+        cpu_rmsnorm(d, out, x, how->norm.weight, how->norm.eps, n, to);
+    else
+        cpu_norm(d, out, x, &how->norm, n, to);
 }
 
 /* Activation of a gate, times a part of the rows of another matrix. */

@@ -36,14 +36,21 @@ struct device_pipe {
  * two parts of it. */
 #define DEVICE_WIDENED_BYTES ((size_t)128 << 20)
 
+/* Attention of layers that have the same heads, which see as many keys. */
+struct device_heads {
+    int n_heads, n_kv_heads, head_dim;
+    int window; /* k_kv.window */
+};
+
 /* The largest step; work memory is sized by it. */
 struct device_limits {
     int n_tokens, n_seqs, pages_max, len_max; /* len_max: tokens of a sequence */
     int n_tables;                             /* tables of pages, one per group of layers */
     int table_pages[DEVICE_TABLES_MAX];       /* entries of a row; 0: one per page of tokens */
     int page_tokens;
-    int n_heads, n_kv_heads, head_dim; /* maxima over all layers */
-    int n_windows;                     /* different windows of layers; "all tokens" counts as one */
+    int n_heads, head_dim; /* maxima over all layers */
+    int n_shapes;          /* of attention; 0: no layer has any */
+    struct device_heads shapes[DEVICE_TABLES_MAX];
     int dim, ff_dim, n_vocab;
     int n_experts, n_experts_used, expert_dim; /* of the largest FFN of experts: those of this
                                                 * device, of a token, and the width of one; 0
@@ -333,6 +340,15 @@ struct device_ops {
     /* in [n_tokens][2 * width], out [n_tokens][width]; `to` as above. */
     void (*recurrent)(struct device *d, void *out, const void *in, const struct k_state *state,
                       int width, const struct k_matrix *to);
+    /* k_delta_rule() of all tokens of the step; gates float32; `to` as above. If has_delta_work,
+     * d->rows has room for the step. */
+    void (*delta)(struct device *d, void *out, const void *in, const float *gates,
+                  const struct k_delta *delta, const struct k_state *state,
+                  const struct k_matrix *to);
+    bool has_delta_work;
+    /* x and gate [n][width], k_shut(); `to` as above. */
+    void (*shut)(struct device *d, void *x, const void *gate, int width, int n,
+                 const struct k_matrix *to);
     /* in [n][2 * ff_dim], out [n][ff_dim]; `to` as of rmsnorm(). */
     void (*silu_mul)(struct device *d, struct device_rows *out, const void *in, int ff_dim, int n,
                      const struct k_matrix *to);
@@ -360,6 +376,10 @@ struct device_ops {
     void (*add)(struct device *d, float *x, const void *delta, float scale, int n);
     /* x [n][dim] += delta, both of the device's type. */
     void (*add_within)(struct device *d, void *x, const void *delta, int n);
+    /* k_add_normed() of all tokens of the step; norms point to this device's memory. out NULL:
+     * nothing is normed. delta is lost. `to` as of rmsnorm(). */
+    void (*add_normed)(struct device *d, struct device_rows *out, float *x, void *delta,
+                       const struct k_adding *how, int n, const struct k_matrix *to);
     void (*soften)(struct device *d, float *logits, const struct k_softening *how, int n);
     /* out [step_rows][dim] = x + scale * delta at the step's rows. */
     void (*gather_add)(struct device *d, float *out, const float *x, const void *delta,
@@ -368,6 +388,12 @@ struct device_ops {
      * the ranks, so that every rank has the same bits every time. Waits for the other ranks, which
      * must call with the same n and width. rows: as alloc_shared() returned it. */
     void (*sum_ranks)(struct device *d, void *rows, int n, int width);
+    /* Norms of queries and keys over the heads of all ranks (kernels.h): squares(), sum_ranks() of
+     * its result, then norm_squares(). NULL where there are no ranks. */
+    void (*squares)(struct device *d, void *squares, const void *x, const struct k_split_norms *s,
+                    int n);
+    void (*norm_squares)(struct device *d, void *x, const void *squares,
+                         const struct k_split_norms *s, int n);
     /* sum_ranks() of the plain product y of p, then the rest of K_PRODUCT_RESIDUAL
      * (k_sum_residual()). NULL where product() takes no matrix. */
     void (*sum_residual)(struct device *d, const struct k_product *p, int n);

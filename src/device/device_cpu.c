@@ -403,6 +403,21 @@ static void cpu_sum_ranks(struct device *d, void *rows, int n, int width)
     (void)atomic_fetch_add(&cpu->sum_us, clock_us() - since_us);
 }
 
+/* Norms over the heads of all ranks: little work, so the calling thread does it. */
+static void cpu_squares(struct device *d, void *squares, const void *x,
+                        const struct k_split_norms *s, int n)
+{
+    (void)d;
+    ref_squares(squares, x, s, n);
+}
+
+static void cpu_norm_squares(struct device *d, void *x, const void *squares,
+                             const struct k_split_norms *s, int n)
+{
+    (void)d;
+    ref_norm_squares(x, squares, s, n);
+}
+
 /* Blocks until all ranks have called it. */
 static void cpu_gather_ranks(struct device *d, float *all, const float *part, int n, int width)
 {
@@ -534,6 +549,8 @@ static const struct device_ops cpu_ops = {
     .take = cpu_take,
     .hand = cpu_hand,
     .sum_ranks = cpu_sum_ranks,
+    .squares = cpu_squares,
+    .norm_squares = cpu_norm_squares,
     .gather_ranks = cpu_gather_ranks,
     .reserve = cpu_reserve,
     .begin = cpu_begin,
@@ -548,6 +565,8 @@ static const struct device_ops cpu_ops = {
     .rope_kv = cpu_rope_kv,
     .attn = cpu_attn,
     .recurrent = cpu_recurrent,
+    .delta = cpu_delta,
+    .shut = cpu_shut,
     .silu_mul = cpu_silu_mul,
     .activate = cpu_activate,
     .norm = cpu_norm,
@@ -556,6 +575,7 @@ static const struct device_ops cpu_ops = {
     .gate_by = cpu_gate_by,
     .layer_embeds = cpu_layer_embeds,
     .add_within = cpu_add_within,
+    .add_normed = cpu_add_normed,
     .place = cpu_place,
     .add = cpu_add,
     .soften = cpu_soften,

@@ -409,6 +409,19 @@ static void cuda_quantise(struct device *d, struct device_rows *rows, int n,
                   "quantise");
 }
 
+/* Few rows of plain weights: k_multiply() is nearer to the time of a read, and begins while the
+ * operation before it ends. */
+static void cuda_run_few(struct cuda *gpu, const struct gemm_product *p)
+{
+    const struct k_product product = {.kind = p->y_is_float ? K_PRODUCT_FLOAT : K_PRODUCT_PLAIN,
+                                      .x = p->x,
+                                      .w = p->w,
+                                      .bias = p->bias,
+                                      .y = p->y};
+
+    cuda_keep(gpu, k_multiply(&product, p->n, gpu->n_sms, gpu->stream), "matmul");
+}
+
 /* Selects codes or plain rows by the format of w. */
 static void cuda_run_product(struct device *d, struct gemm_product p, const struct device_rows *x)
 {
@@ -422,6 +435,8 @@ static void cuda_run_product(struct device *d, struct gemm_product p, const stru
     }
     if (k_format_is_packed(&p.w->format) || (k_is_portable() && k_format_reads_codes(&p.w->format)))
         cuda_keep(gpu, packed_run(gpu, &p), "matmul");
+    else if (k_format_is_plain(&p.w->format) && k_multiply_takes(p.w, p.n))
+        cuda_run_few(gpu, &p);
     else
         cuda_keep(gpu, gemm_run(gpu->gemm, &p, gpu->stream), "matmul");
 }
@@ -440,20 +455,37 @@ static void cuda_matmul_float(struct device *d, float *y, const struct device_ro
     cuda_run_product(d, (struct gemm_product){.y = y, .w = w, .n = n, .y_is_float = true}, x);
 }
 
-/* Point c->plan at the schedule for layers with this window. False if this step has none yet: then
- * it is to be made. */
-static bool cuda_find_schedule(struct cuda *c, int window)
+/* Point c->plan at the schedule for layers of this shape. False if this step has not filled it yet:
+ * then it is to be filled. */
+static bool cuda_find_schedule(struct cuda *c, const struct k_kv *kv, int n_heads)
+{
+    const struct device_heads *shapes = c->base.limits.shapes;
+    bool is_filled;
+    int i = 0;
+
+    while (i < c->base.limits.n_shapes &&
+           (shapes[i].window != kv->window || shapes[i].head_dim != kv->head_dim ||
+            shapes[i].n_kv_heads != kv->n_kv_heads || shapes[i].n_heads != n_heads))
+        i++;
+    must(i < c->base.limits.n_shapes);
+    is_filled = c->schedules[i].is_filled;
+    c->plan.schedule = c->schedules[i].memory;
+    c->schedules[i].is_filled = true;
+    return is_filled;
+}
+
+/* Point c->plan at the tiles of chunks for layers with so many query heads per kv head. */
+static void cuda_find_tiles(struct cuda *c, int group)
 {
     int i = 0;
 
-    while (i < c->n_schedules && c->schedules[i].window != window)
+    while (i < c->n_lists && c->lists[i].group != group)
         i++;
-    must(i < c->base.limits.n_windows);
-    c->plan.schedule = c->schedules[i].memory;
-    if (i < c->n_schedules)
-        return true;
-    c->schedules[c->n_schedules++].window = window;
-    return false;
+    must(i < c->n_lists);
+    c->plan.tile_seqs = c->arrays.tile_seqs[i];
+    c->plan.tile_starts = c->arrays.tile_starts[i];
+    c->plan.n_tiles = c->lists[i].n_tiles;
+    c->plan.tile_keys = c->lists[i].tile_keys;
 }
 
 static void cuda_rope_kv(struct device *d, void *qkv, const struct k_kv *kv,
@@ -462,11 +494,11 @@ static void cuda_rope_kv(struct device *d, void *qkv, const struct k_kv *kv,
     struct cuda *gpu = cuda_of(d);
     const struct k_tokens tokens = k_tokens_of(&gpu->tokens, kv->group);
 
-    must(n_heads / kv->n_kv_heads == d->limits.n_heads / d->limits.n_kv_heads);
+    cuda_find_tiles(gpu, n_heads / kv->n_kv_heads);
     /* Attention that follows the scheduling kernel must wait for it. Otherwise it may start early,
      * with the pages of earlier steps, while the product before it still runs. */
     gpu->plan.overlap =
-        k_attn_is_brief(&gpu->plan, kv, n_heads) || cuda_find_schedule(gpu, kv->window);
+        k_attn_is_brief(&gpu->plan, kv, n_heads) || cuda_find_schedule(gpu, kv, n_heads);
     if (!gpu->plan.overlap)
         cuda_keep(gpu, k_attn_schedule(&gpu->plan, kv, &tokens, n_heads, gpu->stream), "attn");
     /* If all sequences are decodes, the attention kernel rotates by itself and saves a launch.
@@ -501,6 +533,31 @@ static void cuda_recurrent(struct device *d, void *out, const void *in, const st
               "recurrent");
 }
 
+/* One kernel where every sequence has one token; the step's other forms need d->rows. */
+static void cuda_delta(struct device *d, void *out, const void *in, const float *gates,
+                       const struct k_delta *delta, const struct k_state *state,
+                       const struct k_matrix *to)
+{
+    struct cuda *gpu = cuda_of(d);
+    const struct k_tokens tokens = k_tokens_of(&gpu->tokens, state->group);
+
+    cuda_keep(gpu,
+              k_delta_rule(out, to != NULL && k_format_reads_half(&to->format), in, gates, delta,
+                           state, &tokens, gpu->stream),
+              "delta");
+}
+
+static void cuda_shut(struct device *d, void *x, const void *gate, int width, int n,
+                      const struct k_matrix *to)
+{
+    struct cuda *gpu = cuda_of(d);
+
+    cuda_keep(gpu,
+              k_shut(x, to != NULL && k_format_reads_half(&to->format), gate,
+                     (size_t)n * (size_t)width, gpu->stream),
+              "shut");
+}
+
 /* An FFN without a gate. */
 static void cuda_activate(struct device *d, void *out, const void *in, enum k_activation kind,
                           int width, int n, const struct k_matrix *to)
@@ -532,6 +589,23 @@ static void cuda_norm_within(struct device *d, void *x, int stride, const struct
     cuda_keep(gpu, k_norm_within(x, stride, norm, n, width, gpu->stream), "norm_within");
 }
 
+/* Norms over the heads of all ranks. */
+static void cuda_squares(struct device *d, void *squares, const void *x,
+                         const struct k_split_norms *s, int n)
+{
+    struct cuda *gpu = cuda_of(d);
+
+    cuda_keep(gpu, k_squares(squares, x, s, n, gpu->stream), "squares");
+}
+
+static void cuda_norm_squares(struct device *d, void *x, const void *squares,
+                              const struct k_split_norms *s, int n)
+{
+    struct cuda *gpu = cuda_of(d);
+
+    cuda_keep(gpu, k_norm_squares(x, squares, s, n, gpu->stream), "norm_squares");
+}
+
 /* Activations other than SiLU. */
 static void cuda_gate(struct device *d, struct device_rows *out, const void *in,
                       enum k_activation kind, int ff_dim, int n, const struct k_matrix *to)
@@ -540,6 +614,27 @@ static void cuda_gate(struct device *d, struct device_rows *out, const void *in,
 
     cuda_keep(gpu, k_gate(out->data, in, kind, n, ff_dim, gpu->stream), "gate");
     cuda_quantise(d, out, n, to);
+}
+
+/* The gate of a layer's embeddings. */
+static void cuda_gate_by(struct device *d, struct device_rows *out, const void *in,
+                         const struct k_factor *by, enum k_activation kind, int n,
+                         const struct k_matrix *to)
+{
+    struct cuda *gpu = cuda_of(d);
+
+    cuda_keep(gpu, k_gate_by(out->data, in, by, kind, n, gpu->stream), "gate_by");
+    cuda_quantise(d, out, n, to);
+}
+
+/* Negative ids as in cuda_embed(). */
+static void cuda_layer_embeds(struct device *d, void *x, const struct k_layer_embeds *e)
+{
+    struct cuda *gpu = cuda_of(d);
+
+    cuda_keep(
+        gpu, k_embed_layers(x, e, gpu->tokens.ids, gpu->sampled, gpu->tokens.n_tokens, gpu->stream),
+        "layer_embeds");
 }
 
 /* Positions come from the mirror, so a recorded step can be replayed. */
@@ -559,6 +654,29 @@ static void cuda_add(struct device *d, float *x, const void *delta, float scale,
     struct cuda *gpu = cuda_of(d);
 
     cuda_keep(gpu, k_add(x, delta, scale, (size_t)n * (size_t)d->limits.dim, gpu->stream), "add");
+}
+
+/* x += delta, where x is not the residual. */
+static void cuda_add_within(struct device *d, void *x, const void *delta, int n)
+{
+    struct cuda *gpu = cuda_of(d);
+
+    cuda_keep(gpu, k_add_within(x, delta, (size_t)n * (size_t)d->limits.dim, gpu->stream),
+              "add_within");
+}
+
+/* Sum, norms and scale in one pass over the residual. */
+static void cuda_add_normed(struct device *d, struct device_rows *out, float *x, void *delta,
+                            const struct k_adding *how, int n, const struct k_matrix *to)
+{
+    struct cuda *gpu = cuda_of(d);
+
+    cuda_keep(
+        gpu,
+        k_add_normed(out == NULL ? NULL : out->data, x, delta, how, n, d->limits.dim, gpu->stream),
+        "add_normed");
+    if (out != NULL)
+        cuda_quantise(d, out, n, to);
 }
 
 /* Bias, scale and cap of logits, for the families that have them. */
@@ -623,22 +741,52 @@ static void cuda_product(struct device *d, const struct k_product *p, int n)
 
 /* --- open and close -------------------------------------------------------------------- */
 
-/* One schedule per window, because windows change how many keys each sequence has. */
+/* One schedule per shape, because windows and heads change how many keys there are to share. The
+ * work memory is that of the largest. */
 static int cuda_reserve_attention(struct cuda *c)
 {
     const struct device_limits *lim = &c->base.limits;
+    size_t work = 0;
 
-    must(lim->n_windows <= DEVICE_TABLES_MAX);
-    for (int i = 0; i < lim->n_windows; i++) {
+    must(lim->n_shapes <= DEVICE_TABLES_MAX);
+    for (int i = 0; i < lim->n_shapes; i++) {
+        const struct device_heads *h = &lim->shapes[i];
+        size_t bytes = k_attn_work_bytes(h->head_dim, h->n_heads, h->n_kv_heads);
+
         c->schedules[i].memory = cuda_alloc(&c->base, k_attn_schedule_bytes(lim->n_seqs));
         if (c->schedules[i].memory == NULL)
             return ERR_NO_MEMORY;
+        if (bytes > work)
+            work = bytes;
     }
-    c->attn_work =
-        cuda_alloc(&c->base, k_attn_work_bytes(lim->head_dim, lim->n_heads, lim->n_kv_heads));
+    c->attn_work = cuda_alloc(&c->base, work);
     c->plan.drawn = cuda_alloc(&c->base, sizeof *c->plan.drawn);
     if (c->attn_work == NULL || c->plan.drawn == NULL)
         return ERR_NO_MEMORY;
+    return ERR_OK;
+}
+
+/* What some models need is not there in the portable kernels, or on some of their GPUs. */
+static int cuda_check_portable(const struct cuda *c, const struct device_limits *lim)
+{
+    int bytes = 0;
+
+    if (!k_is_portable())
+        return ERR_OK;
+    if (lim->head_dim > K_HEAD_DIM_PORTABLE) {
+        log_error("device: heads of %d elements, the portable kernels take at most %d",
+                  lim->head_dim, K_HEAD_DIM_PORTABLE);
+        return ERR_UNSUPPORTED;
+    }
+    if (cuda_check(
+            cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, c->ordinal),
+            "asking for shared memory") != ERR_OK)
+        return ERR_GPU;
+    if (lim->has_states && bytes < K_DELTA_SHARED_BYTES) {
+        log_error("device: recurrent layers need %d bytes of shared memory per block, %s has %d",
+                  K_DELTA_SHARED_BYTES, c->base.name, bytes);
+        return ERR_UNSUPPORTED;
+    }
     return ERR_OK;
 }
 
@@ -653,19 +801,18 @@ static int cuda_reserve(struct device *d, const struct device_limits *lim)
                   K_SAMPLE_VOCAB_MAX);
         return ERR_UNSUPPORTED;
     }
-    if (lim->n_heads > 0 && lim->n_heads / lim->n_kv_heads > K_TILE_ROWS) {
-        log_error("device: %d query heads per kv head, the kernels take at most %d",
-                  lim->n_heads / lim->n_kv_heads, K_TILE_ROWS);
-        return ERR_UNSUPPORTED;
-    }
+    if ((rc = cuda_check_portable(gpu, lim)) != ERR_OK)
+        return rc;
     d->limits = *lim;
+    if ((rc = step_find_lists(gpu)) != ERR_OK)
+        return rc;
     if (lim->follows)
         gpu->samples = false;
     if ((rc = step_reserve(gpu)) != ERR_OK || (rc = peers_reserve(gpu)) != ERR_OK ||
         (rc = stages_reserve(gpu)) != ERR_OK || (rc = experts_reserve(gpu)) != ERR_OK ||
         (rc = packed_reserve(gpu)) != ERR_OK)
         return rc;
-    if (lim->n_heads > 0)
+    if (lim->n_shapes > 0)
         return cuda_reserve_attention(gpu);
     return ERR_OK;
 }
@@ -739,6 +886,8 @@ static const struct device_ops cuda_ops = {
     .far_take = far_take,
     .far_hand = far_hand,
     .sum_ranks = peers_sum,
+    .squares = cuda_squares,
+    .norm_squares = cuda_norm_squares,
     .sum_residual = peers_sum_residual,
     .gather_ranks = peers_gather,
     .reserve = cuda_reserve,
@@ -754,13 +903,20 @@ static const struct device_ops cuda_ops = {
     .rope_kv = cuda_rope_kv,
     .attn = cuda_attn,
     .recurrent = cuda_recurrent,
+    .delta = cuda_delta,
+    .has_delta_work = true,
+    .shut = cuda_shut,
     .silu_mul = cuda_silu_mul,
     .activate = cuda_activate,
     .norm = cuda_norm,
     .norm_within = cuda_norm_within,
     .gate = cuda_gate,
+    .gate_by = cuda_gate_by,
+    .layer_embeds = cuda_layer_embeds,
     .place = cuda_place,
     .add = cuda_add,
+    .add_within = cuda_add_within,
+    .add_normed = cuda_add_normed,
     .soften = cuda_soften,
     .gather_add = cuda_gather_add,
     .few = cuda_few,

@@ -33,6 +33,7 @@ void experts_mix(struct device *d, void *out, const struct device_experts *e, in
 {
     struct cuda *gpu = cuda_of(d);
     const struct k_half_normed *norm = e->norm.sums != NULL ? &e->norm : NULL;
+    const void *router_x = e->router_x != NULL ? e->router_x : e->x;
     const struct k_combining combining = {.x = e->x,
                                           .switches = e->shared_switch,
                                           .adds = e->adds,
@@ -40,7 +41,7 @@ void experts_mix(struct device *d, void *out, const struct device_experts *e, in
                                           .dim = d->limits.dim};
 
     cuda_keep(gpu,
-              k_route(&gpu->mixing, e->x, norm, e->router, e->experts, &gpu->tokens, n,
+              k_route(&gpu->mixing, router_x, norm, e->router, e->experts, &gpu->tokens, n,
                       d->limits.dim, gpu->stream),
               "route");
     cuda_keep(gpu,

@@ -97,6 +97,8 @@ void cpu_norm_within(struct device *d, void *x, int stride, const struct k_norm 
 void cpu_place(struct device *d, float *x, float scale, const void *positions, int first);
 void cpu_add(struct device *d, float *x, const void *delta, float scale, int n);
 void cpu_add_within(struct device *d, void *x, const void *delta, int n);
+void cpu_add_normed(struct device *d, struct device_rows *out, float *x, void *delta,
+                    const struct k_adding *how, int n, const struct k_matrix *to);
 void cpu_gate_by(struct device *d, struct device_rows *out, const void *in,
                  const struct k_factor *by, enum k_activation kind, int n,
                  const struct k_matrix *to);
@@ -124,6 +126,10 @@ void cpu_attn(struct device *d, void *out, const void *qkv, const struct k_kv *k
               float scale, const struct k_matrix *to);
 void cpu_recurrent(struct device *d, void *out, const void *in, const struct k_state *state,
                    int width, const struct k_matrix *to);
+void cpu_delta(struct device *d, void *out, const void *in, const float *gates,
+               const struct k_delta *delta, const struct k_state *state, const struct k_matrix *to);
+void cpu_shut(struct device *d, void *x, const void *gate, int width, int n,
+              const struct k_matrix *to);
 
 /* --- cpu_stages.c: operations of the table --- */
 void cpu_leave_ranks(struct device *d);

@@ -15,11 +15,13 @@
 
 #define CUDA_ALLOCS_MAX 65536
 #define CUDA_GRAPHS_MAX 64 /* buckets of recorded steps: step_bucket_rows() */
+#define CUDA_LISTS_MAX  4  /* lists of tiles */
 
 /* The arrays of a step, as pointers into the pinned block or into its mirror on the device. */
 struct step_arrays {
     int32_t *ids, *seq, *pos, *seq_start, *kv_len;
-    int32_t *row_tokens, *decode_seqs, *tile_seqs, *tile_starts;
+    int32_t *row_tokens, *decode_seqs;
+    int32_t *tile_seqs[CUDA_LISTS_MAX], *tile_starts[CUDA_LISTS_MAX];
     struct k_sample_row *rows;
     size_t bytes; /* used */
 };
@@ -91,10 +93,16 @@ struct sleep_region {
     struct sleep_piece pieces[CUDA_PIECES_MAX];
 };
 
-/* The work plan of a step's decodes for layers with one window. */
+/* The work plan of a step's decodes for layers with one shape of attention. */
 struct attn_schedule {
-    void *memory; /* k_attn_schedule() fills it */
-    int window;
+    void *memory;   /* k_attn_schedule() fills it */
+    bool is_filled; /* in this step */
+};
+
+/* The tiles of a step's chunks for layers with so many query heads per kv head. */
+struct attn_list {
+    int group;
+    int n_tiles, tile_keys;
 };
 
 struct sleep_calls; /* the driver's functions, sleep_cuda.c */
@@ -155,12 +163,12 @@ struct cuda {
     int32_t *sampled;       /* peers_ids(): ids of the last sampled step */
     struct k_mixing mixing; /* work memory of experts; NULL pointers without any */
     void *attn_work;
-    struct attn_schedule schedules[DEVICE_TABLES_MAX]; /* n_windows of them have memory */
-    int n_schedules;                                   /* number of them that this step has made
-                                                        * so far */
-    k_bf16 *convert;                                   /* pinned, [CONVERT_ELEMS] */
-    void *workspace;                                   /* WORKSPACE_BYTES, for products */
-    int rc;                                            /* the first error of a step */
+    struct attn_schedule schedules[DEVICE_TABLES_MAX]; /* [limits.n_shapes] */
+    struct attn_list lists[CUDA_LISTS_MAX];            /* [n_lists] */
+    int n_lists;
+    k_bf16 *convert; /* pinned, [CONVERT_ELEMS] */
+    void *workspace; /* WORKSPACE_BYTES, for products */
+    int rc;          /* the first error of a step */
     struct sleep_state sleep;
     int n_allocs;
     void *allocs[CUDA_ALLOCS_MAX];
@@ -253,6 +261,8 @@ int sleep_in(struct device *d);
 void sleep_close(struct cuda *c);
 
 /* --- step_cuda.c: operations of the table --- */
+/* Find the lists of tiles that the layers need; ERR_UNSUPPORTED (logged). */
+int step_find_lists(struct cuda *c) ERR_CHECKED;
 int step_reserve(struct cuda *c) ERR_CHECKED;
 void step_close(struct cuda *c);
 int step_begin(struct device *d, const struct device_batch *b);

@@ -44,11 +44,12 @@ static void *step_lay_array(char *base, size_t *at, size_t n, size_t bytes)
     return memory;
 }
 
-/* The list of tiles has room for one per token: there is at most one per sequence and one per full
+/* A list of tiles has room for one per token: there is at most one per sequence and one per full
  * tile of tokens. */
-static struct step_arrays step_lay_out(char *base, int n_tokens, int n_seqs, int n_rows)
+static struct step_arrays step_lay_out(char *base, int n_tokens, int n_seqs, int n_rows,
+                                       int n_lists)
 {
-    struct step_arrays arrays;
+    struct step_arrays arrays = {.bytes = 0};
     size_t at = 0, tokens = (size_t)n_tokens, seqs = (size_t)n_seqs, rows = (size_t)n_rows;
 
     arrays.ids = step_lay_array(base, &at, tokens, 4);
@@ -58,25 +59,30 @@ static struct step_arrays step_lay_out(char *base, int n_tokens, int n_seqs, int
     arrays.kv_len = step_lay_array(base, &at, seqs, 4);
     arrays.row_tokens = step_lay_array(base, &at, rows, 4);
     arrays.decode_seqs = step_lay_array(base, &at, seqs, 4);
-    arrays.tile_seqs = step_lay_array(base, &at, tokens, 4);
-    arrays.tile_starts = step_lay_array(base, &at, tokens, 4);
+    for (int i = 0; i < n_lists; i++) {
+        arrays.tile_seqs[i] = step_lay_array(base, &at, tokens, 4);
+        arrays.tile_starts[i] = step_lay_array(base, &at, tokens, 4);
+    }
     arrays.rows = step_lay_array(base, &at, rows, sizeof *arrays.rows);
     arrays.bytes = at;
     return arrays;
 }
 
-/* Divide the tokens between the kernels for decodes and for chunks: fills the lists in a, and the
- * counts in the plan. */
+/* Divide the tokens between the kernels for decodes and for chunks: fills the lists in a, and their
+ * counts. */
 static void step_plan_attention(struct cuda *c, const struct step_arrays *a,
                                 const struct k_tokens *t)
 {
-    const struct device_limits *lim = &c->base.limits;
     struct k_attn_plan *plan = &c->plan;
 
-    plan->n_decodes = plan->n_tiles = 0;
-    if (lim->n_heads == 0)
-        return; /* no layer has attention */
-    k_attn_tiles(a->tile_seqs, a->tile_starts, plan, t, lim->n_heads / lim->n_kv_heads);
+    plan->n_decodes = 0;
+    for (int i = 0; i < c->n_lists; i++) {
+        struct attn_list *list = &c->lists[i];
+
+        k_attn_tiles(a->tile_seqs[i], a->tile_starts[i], plan, t, list->group);
+        list->n_tiles = plan->n_tiles;
+        list->tile_keys = plan->tile_keys;
+    }
     for (int seq = 0; seq < t->n_seqs; seq++) {
         if (t->seq_start[seq + 1] - t->seq_start[seq] == 1)
             a->decode_seqs[plan->n_decodes++] = seq;
@@ -347,11 +353,10 @@ static void step_point_kernels(struct cuda *c)
         c->tokens.n_seqs = d->step_rows;
         c->plan.decode_seqs = NULL;
     }
-    c->plan.tile_seqs = c->arrays.tile_seqs;
-    c->plan.tile_starts = c->arrays.tile_starts;
     c->plan.is_short = c->is_short;
     c->plan.work = c->attn_work;
-    c->n_schedules = 0;
+    for (int i = 0; i < d->limits.n_shapes; i++)
+        c->schedules[i].is_filled = false;
 }
 
 /* Arrays of recorded steps are laid out as for the largest recorded step, so that all graphs find
@@ -367,7 +372,7 @@ int step_begin(struct device *d, const struct device_batch *b)
 
     if (bucket >= 0)
         n_tokens = n_seqs = n_rows = d->limits.n_seqs;
-    arrays = step_lay_out(slot->staging, n_tokens, n_seqs, n_rows);
+    arrays = step_lay_out(slot->staging, n_tokens, n_seqs, n_rows, gpu->n_lists);
     must(gpu->n_begun - gpu->n_ended <= device_stages(d->limits.n_stages) &&
          arrays.bytes <= gpu->staging_bytes);
     if (gpu->peers != NULL && FAULT_HIT(rank_lost))
@@ -389,7 +394,8 @@ int step_begin(struct device *d, const struct device_batch *b)
         step_pad_tokens(&arrays, tokens->n_tokens, d->step_rows);
         arrays.bytes = (size_t)((char *)(arrays.rows + b->n_rows) - slot->staging);
         gpu->plan.n_decodes = d->step_rows;
-        gpu->plan.n_tiles = 0;
+        for (int i = 0; i < gpu->n_lists; i++)
+            gpu->lists[i].n_tiles = 0;
     }
     gpu->batch = b;
     slot->n_rows = 0;
@@ -401,7 +407,7 @@ int step_begin(struct device *d, const struct device_batch *b)
     gpu->has_chunks = tokens->n_tokens != tokens->n_seqs;
     gpu->bucket = bucket;
     gpu->n_begun++;
-    gpu->arrays = step_lay_out(gpu->mirror, n_tokens, n_seqs, n_rows);
+    gpu->arrays = step_lay_out(gpu->mirror, n_tokens, n_seqs, n_rows, gpu->n_lists);
     step_point_kernels(gpu);
     rc = step_copy_arrays(gpu, slot, arrays.bytes);
     if (rc != ERR_OK)
@@ -680,6 +686,34 @@ static int step_reserve_extras(struct cuda *c)
     return ERR_OK;
 }
 
+/* Layers share a list if as many query heads share a kv head. */
+int step_find_lists(struct cuda *c)
+{
+    const struct device_limits *lim = &c->base.limits;
+
+    c->n_lists = 0;
+    for (int i = 0; i < lim->n_shapes; i++) {
+        int group = lim->shapes[i].n_heads / lim->shapes[i].n_kv_heads, list = 0;
+
+        if (group > K_TILE_ROWS) {
+            log_error("device: %d query heads per kv head, the kernels take at most %d", group,
+                      K_TILE_ROWS);
+            return ERR_UNSUPPORTED;
+        }
+        while (list < c->n_lists && c->lists[list].group != group)
+            list++;
+        if (list == CUDA_LISTS_MAX) {
+            log_error("device: layers have more than %d different numbers of query heads per kv "
+                      "head",
+                      CUDA_LISTS_MAX);
+            return ERR_UNSUPPORTED;
+        }
+        if (list == c->n_lists)
+            c->lists[c->n_lists++] = (struct attn_list){.group = group};
+    }
+    return ERR_OK;
+}
+
 /* Histories of all sequences may be too many for pinned memory, so their room is limited, but at
  * least one sequence fits. */
 int step_reserve(struct cuda *c)
@@ -688,7 +722,8 @@ int step_reserve(struct cuda *c)
     size_t rows = (size_t)lim->n_seqs, pages = step_table_room(c) * (size_t)lim->n_tables;
     size_t history = rows * (size_t)lim->len_max;
 
-    c->staging_bytes = step_lay_out(NULL, lim->n_tokens, lim->n_seqs, lim->n_seqs).bytes;
+    c->staging_bytes =
+        step_lay_out(NULL, lim->n_tokens, lim->n_seqs, lim->n_seqs, c->n_lists).bytes;
     c->history_cap = HISTORY_MAX;
     if (c->history_cap < (size_t)lim->len_max)
         c->history_cap = (size_t)lim->len_max;

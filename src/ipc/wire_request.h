@@ -16,7 +16,7 @@
 #define WIRE_LOGPROBS_MAX  128  /* alternatives sent one by one; above it, the whole row */
 #define WIRE_ASKED_MAX     128  /* additional ids per token whose log probability is sent */
 #define WIRE_THINK_IDS     16   /* token ids of the tag that ends a reasoning */
-#define WIRE_THINK_TAG     16   /* bytes of a tag, its NUL included */
+#define WIRE_THINK_TAG     24   /* bytes of a tag, its NUL included */
 #define WIRE_BIASES_MAX    1024 /* of one request */
 #define WIRE_BAD_WORDS_MAX 1024 /* int32 words of the bad words of one request, lengths included */
 

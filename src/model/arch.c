@@ -208,6 +208,37 @@ static const struct arch_names qwen_moe_names = {LLAMA_ALL,
                                                  SHARED_EXPERTS("shared_expert"),
                                                  .shared_switch =
                                                      LAYER "mlp.shared_expert_gate.weight"};
+#define DELTA "linear_attn."
+#define DELTA_PARTS                                                                  \
+    .delta_conv = LAYER DELTA "conv1d.weight", .delta_a_log = LAYER DELTA "A_log",   \
+    .delta_dt_bias = LAYER DELTA "dt_bias", .delta_norm = LAYER DELTA "norm.weight", \
+    .delta_out = LAYER DELTA "out_proj.weight"
+#define QWEN_SHARED \
+    SHARED_EXPERTS("shared_expert"), .shared_switch = LAYER "mlp.shared_expert_gate.weight"
+static const struct arch_names qwen3_next_names = {LLAMA_ALL,
+                                                   LLAMA_NORMS,
+                                                   LLAMA_QKV,
+                                                   LLAMA_QK_NORMS,
+                                                   LLAMA_O,
+                                                   LLAMA_FFN,
+                                                   QWEN_EXPERTS,
+                                                   QWEN_SHARED,
+                                                   DELTA_PARTS,
+                                                   .delta_qkvz = LAYER DELTA "in_proj_qkvz.weight",
+                                                   .delta_ba = LAYER DELTA "in_proj_ba.weight"};
+static const struct arch_names qwen3_5_names = {LLAMA_ALL,
+                                                LLAMA_NORMS,
+                                                LLAMA_QKV,
+                                                LLAMA_QK_NORMS,
+                                                LLAMA_O,
+                                                LLAMA_FFN,
+                                                QWEN_EXPERTS,
+                                                QWEN_SHARED,
+                                                DELTA_PARTS,
+                                                .delta_qkv = LAYER DELTA "in_proj_qkv.weight",
+                                                .delta_z = LAYER DELTA "in_proj_z.weight",
+                                                .delta_b = LAYER DELTA "in_proj_b.weight",
+                                                .delta_a = LAYER DELTA "in_proj_a.weight"};
 static const struct arch_names glm4_moe_names = {LLAMA_ALL,
                                                  LLAMA_NORMS,
                                                  LLAMA_QKV,
@@ -279,10 +310,14 @@ static const struct arch_names gpt_oss_names = {LLAMA_ALL,
         .kind = K_NORM_LAYER, .has_bias = true \
     }
 
-#define GEMMA4                                                                                    \
-    .cpu_only = true, .any_activation = true, .activation = "gelu_pytorch_tanh", .is_tied = true, \
-    .has_two_shapes = true, .head_dim = 256, .rotary_part = 1.0, .qk_norm = QK_NORM_HEADS,        \
+#define GEMMA4                                                                             \
+    .any_activation = true, .activation = "gelu_pytorch_tanh", .is_tied = true,            \
+    .has_two_shapes = true, .head_dim = 256, .rotary_part = 1.0, .qk_norm = QK_NORM_HEADS, \
     .norms = NORMS_BOTH, .window = ARCH_WINDOW_TYPES, .window_pattern = 6, .names = &gemma4_names
+
+/* Gated DeltaNet in three of four layers, and attention with gates in the fourth. */
+#define QWEN_DELTA \
+    .qk_norm = QK_NORM_HEADS, .head_dim = 256, .rotary_part = 0.25, .norm = {.plus_one = true}
 
 static const struct arch arch_table[] = {
     {.name = "LlamaForCausalLM", .reads_bias_switches = true, .names = &llama_names},
@@ -525,6 +560,25 @@ static const struct arch arch_table[] = {
      .head_dim = 128,
      .read = family_qwen3_moe,
      .names = &qwen_moe_names},
+    {.name = "Qwen3NextForCausalLM",
+     QWEN_DELTA,
+     .read = family_qwen3_next,
+     .names = &qwen3_next_names},
+    {.name = "Qwen3_5ForCausalLM", QWEN_DELTA, .read = family_qwen3_5, .names = &qwen3_5_names},
+    {.name = "Qwen3_5ForConditionalGeneration",
+     QWEN_DELTA,
+     .is_wrapped = true,
+     .read = family_qwen3_5,
+     .names = &qwen3_5_names},
+    {.name = "Qwen3_5MoeForCausalLM",
+     QWEN_DELTA,
+     .read = family_qwen3_5_moe,
+     .names = &qwen3_5_names},
+    {.name = "Qwen3_5MoeForConditionalGeneration",
+     QWEN_DELTA,
+     .is_wrapped = true,
+     .read = family_qwen3_5_moe,
+     .names = &qwen3_5_names},
     {.name = "OlmoeForCausalLM",
      .reads_bias_switches = true,
      .qk_norm = QK_NORM_WHOLE,

@@ -42,9 +42,9 @@ static struct cache_set cache_set_of(const struct cache_maker *m, int layer)
     const struct layer_plan *planned = &m->plan->layers[layer];
     const struct attn_plan *attn = &planned->attn;
 
-    if (planned->mixer == MIXER_RECURRENT)
+    if (plan_state_elems(planned) > 0)
         return (struct cache_set){.kind = CACHE_STATE,
-                                  .bytes = (size_t)planned->recurrent.width * sizeof(float)};
+                                  .bytes = plan_state_elems(planned) * sizeof(float)};
     return (struct cache_set){.kind = attn->window > 0 ? CACHE_WINDOW : CACHE_FULL,
                               .window = attn->window,
                               .bytes = (size_t)m->page_tokens * 2 * (size_t)attn->n_kv_heads *
@@ -285,7 +285,7 @@ static struct cache_range cache_range_of(const struct cache *whole, const struct
     struct cache_range range = {0, 0};
 
     for (int i = stage.first; i < stage.end; i++) {
-        bool is_state = plan->layers[i].mixer == MIXER_RECURRENT;
+        bool is_state = plan_state_elems(&plan->layers[i]) > 0;
         size_t at = whole->layers[i].at * (is_state ? sizeof(float) : elem_bytes);
 
         if (whole->layers[i].group != group || cache_is_shared(plan, i))
@@ -322,7 +322,7 @@ int cache_cut(struct cache *out, size_t *from, const struct cache *whole, const 
             cache.page_bytes = bytes;
     }
     for (int i = stage.first; i < stage.end; i++) {
-        bool is_state = plan->layers[i].mixer == MIXER_RECURRENT;
+        bool is_state = plan_state_elems(&plan->layers[i]) > 0;
 
         cache.layers[i] = whole->layers[i];
         cache.layers[i].at -=

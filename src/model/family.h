@@ -27,9 +27,15 @@ void family_smollm3(struct hf_config *c, struct config_source *s, const struct j
 void family_stablelm(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_starcoder2(struct hf_config *c, struct config_source *s, const struct json *obj);
 
+/* family_delta.c: layers of Gated DeltaNet */
+void family_qwen3_next(struct hf_config *c, struct config_source *s, const struct json *obj);
+void family_qwen3_5(struct hf_config *c, struct config_source *s, const struct json *obj);
+void family_qwen3_5_moe(struct hf_config *c, struct config_source *s, const struct json *obj);
+
 /* family_experts.c: mixtures of experts */
 void family_mixtral(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_qwen2_moe(struct hf_config *c, struct config_source *s, const struct json *obj);
+void family_qwen_delta_moe(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_qwen3_moe(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_olmoe(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_granite_moe(struct hf_config *c, struct config_source *s, const struct json *obj);

@@ -173,6 +173,17 @@ void family_qwen2_moe(struct hf_config *c, struct config_source *s, const struct
     family_check_experts(c, s);
 }
 
+/* Qwen3-Next and Qwen3.5, of which the second always renorms and has experts in all layers. */
+void family_qwen_delta_moe(struct hf_config *c, struct config_source *s, const struct json *obj)
+{
+    family_read_qwen(c, s, obj, 512, 8);
+    c->experts.renorms = source_flag(s, obj, "norm_topk_prob", true);
+    c->experts.shared_dim =
+        source_whole(s, obj, "shared_expert_intermediate_size", 512, 1, 1 << 20);
+    c->experts.has_switch = true;
+    family_check_experts(c, s);
+}
+
 void family_qwen3_moe(struct hf_config *c, struct config_source *s, const struct json *obj)
 {
     family_refuse(s, obj, "use_sliding_window");

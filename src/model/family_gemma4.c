@@ -9,7 +9,7 @@
 #include "model/family.h"
 
 #include <math.h>
-#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/log.h"
@@ -23,13 +23,19 @@
 
 /* --- heads ---------------------------------------------------------------------------------- */
 
-/* The entry of a layer in per_layer_config; NULL without. */
+/* The entry of a layer in per_layer_config; NULL without. transformers writes all numbers with as
+ * many digits as the largest has: "05". */
 static const struct json *gemma4_layer_of(const struct json *all, int layer)
 {
-    char name[16];
+    for (uint32_t i = 0; i < all->n; i++) {
+        const char *key = all->items[i].key;
+        char *end;
 
-    (void)snprintf(name, sizeof name, "%d", layer);
-    return json_get_kind(all, name, JSON_OBJECT);
+        if (key[0] >= '0' && key[0] <= '9' && strtol(key, &end, 10) == layer && *end == '\0' &&
+            all->items[i].kind == JSON_OBJECT)
+            return &all->items[i];
+    }
+    return NULL;
 }
 
 /* Read the heads of full layers from one layer's object, which may leave out those of the model. */

@@ -52,6 +52,18 @@ static struct k_state forward_state_of(const struct forward *f, int i)
                             .group = f->cache->layers[i].group};
 }
 
+/* The matrix that reads a mixer's input. With Gated DeltaNet two do, of which one takes rows of the
+ * device's type: in a fused step it has them made. */
+static const struct k_matrix *forward_mixer_reader(const struct forward *f, const struct pass *p,
+                                                   int i)
+{
+    static const struct k_matrix plain = {.n_in = 0};
+
+    if (f->plan->layers[i].mixer == MIXER_DELTA && !p->fused)
+        return &plain;
+    return &f->weights->layers[i].mixer_in;
+}
+
 /* The matrix that reads an FFN's input; that of experts takes rows of the device's type. */
 static const struct k_matrix *forward_ffn_reader(const struct layer_plan *plan,
                                                  const struct layer_weights *w)
@@ -80,17 +92,26 @@ static void forward_run_mixer(const struct forward *f, const struct pass *p, int
     struct k_state state;
     struct k_kv kv;
 
-    pass_project(p, p->a->mixer_in, &weights->mixer_in, weights->mixer_in_bias);
+    if (plan->mixer == MIXER_DELTA)
+        pass_project_delta(p, weights);
+    else
+        pass_project(p, p->a->mixer_in, &weights->mixer_in, weights->mixer_in_bias);
     switch (plan->mixer) {
     case MIXER_ATTENTION:
+        if (plan->attn.has_gate)
+            pass_project(p, p->a->gates, &weights->mixer_gate, NULL);
         kv = forward_kv_of(f, i);
         if (plan->attn.qk_norm == QK_NORM_WHOLE)
-            pass_norm_whole(p, &plan->attn, weights->q_norm, weights->k_norm);
+            pass_norm_whole(p, &plan->attn, weights, f->rank);
         pass_attend(p, &plan->attn, &kv, &rotary, &weights->mixer_out);
         break;
     case MIXER_RECURRENT:
         state = forward_state_of(f, i);
         pass_recur(p, &plan->recurrent, &state, &weights->mixer_out);
+        break;
+    case MIXER_DELTA:
+        state = forward_state_of(f, i);
+        pass_delta(p, &weights->delta, &state, &weights->mixer_out);
         break;
     }
     pass_add(
@@ -104,13 +125,14 @@ static void forward_run_mixer(const struct forward *f, const struct pass *p, int
 }
 
 /* The norm and the reader behind layer i. */
-static struct pass_next forward_next(const struct forward *f, int i)
+static struct pass_next forward_next(const struct forward *f, const struct pass *p, int i)
 {
     const struct layer_weights *next = &f->weights->layers[i + 1];
 
     if (i + 1 == f->plan->n_layers)
         return (struct pass_next){.norm = &f->weights->norm, .reader = &f->weights->head};
-    return (struct pass_next){.norm = &next->norm_mixer, .reader = &next->mixer_in};
+    return (struct pass_next){.norm = &next->norm_mixer,
+                              .reader = forward_mixer_reader(f, p, i + 1)};
 }
 
 /* The end of a layer with more than two sums: its embeddings, its scale, then what the last sum of
@@ -118,18 +140,21 @@ static struct pass_next forward_next(const struct forward *f, int i)
 static void forward_run_tail(const struct forward *f, const struct pass *p, int i,
                              struct pass_sum down)
 {
+    static const struct k_norm none = {.kind = K_NORM_NONE};
     const struct layer_plan *plan = &f->plan->layers[i];
     const struct layer_weights *weights = &f->weights->layers[i];
+    struct pass_next next = {.norm = NULL};
 
-    pass_add_only(p, &p->a->ff, down);
-    if (f->plan->embeds.width > 0)
-        pass_add_embeds(p, plan->ffn.activation, weights, i);
-    if (plan->has_scale)
-        pass_scale(p, weights->scale);
+    if (f->plan->embeds.width > 0) {
+        pass_add_scaled(p, &p->a->ff, down, 1.0f,
+                        (struct pass_next){.norm = &none, .reader = &weights->embed_gate});
+        down = pass_gate_embeds(p, plan->ffn.activation, weights, i);
+    }
+    if (i + 1 < f->stage.end)
+        next = forward_next(f, p, i);
+    pass_add_scaled(p, &p->a->ff, down, plan->has_scale ? weights->scale : 1.0f, next);
     if (i + 1 == f->plan->n_layers && f->is_last)
         pass_finish_entered(p);
-    else if (i + 1 < f->stage.end)
-        pass_enter(p, forward_next(f, i));
 }
 
 /* One FFN. After the last layer the sum ends in the logits instead of another layer's norm. */
@@ -165,9 +190,9 @@ static void forward_run_ffn(const struct forward *f, const struct pass *p, int i
     else if (i + 1 == f->plan->n_layers && f->is_last)
         pass_finish(p, &p->a->ff, down);
     else if (i + 1 == f->stage.end)
-        pass_leave(p, &p->a->ff, down, forward_next(f, i));
+        pass_leave(p, &p->a->ff, down, forward_next(f, p, i));
     else
-        pass_add(p, &p->a->ff, down, forward_next(f, i), false);
+        pass_add(p, &p->a->ff, down, forward_next(f, p, i), false);
 }
 
 /* The residual; in a fused step also its norm, of which the first product divides by the root. */
@@ -188,18 +213,19 @@ void forward(const struct forward *f)
 {
     const struct pass pass = pass_of(f->device, f->plan, f->weights, f->act);
     const struct layer_weights *first = &f->weights->layers[f->stage.first];
+    struct pass_next next;
 
     must(f->stage.first <= f->stage.end && f->stage.end <= f->plan->n_layers);
     if (f->stage.first == f->stage.end) {
         pass_finish_entered(&pass);
         return;
     }
+    next = (struct pass_next){.norm = &first->norm_mixer,
+                              .reader = forward_mixer_reader(f, &pass, f->stage.first)};
     if (f->stage.first == 0)
-        pass_embed(&pass,
-                   (struct pass_next){.norm = &first->norm_mixer, .reader = &first->mixer_in});
+        pass_embed(&pass, next);
     else
-        pass_enter(&pass,
-                   (struct pass_next){.norm = &first->norm_mixer, .reader = &first->mixer_in});
+        pass_enter(&pass, next);
     for (int i = f->stage.first; i < f->stage.end; i++) {
         forward_run_mixer(f, &pass, i);
         forward_run_ffn(f, &pass, i);

@@ -10,6 +10,7 @@
 /* A loaded model on one rank. All pointers are borrowed. */
 struct forward {
     struct device *device;
+    int rank; /* of those that share the layers */
     const struct plan *plan;
     const struct weights *weights;
     const struct cache *cache;

@@ -180,7 +180,8 @@ static void hf_config_read_counts(struct config_source *s, struct hf_config *c,
     static const char *const dims[] = {"hidden_size", "n_embd", NULL};
     static const char *const layers[] = {"num_hidden_layers", "n_layer", NULL};
     static const char *const heads[] = {"num_attention_heads", "n_head", NULL};
-    static const char *const widths[] = {"intermediate_size", "ffn_dim", "n_inner", NULL};
+    static const char *const widths[] = {"intermediate_size", "ffn_dim", "n_inner",
+                                         "moe_intermediate_size", NULL};
     static const char *const lengths[] = {"max_position_embeddings", "n_positions", NULL};
     static const char *const epsilons[] = {"rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon",
                                            "norm_epsilon", "norm_eps",       NULL};

@@ -90,7 +90,6 @@ struct arch {
     const char *activation; /* default of hidden_act; NULL: silu */
     bool interleaved;       /* rope rotates pairs (2 i, 2 i + 1) */
     bool is_turned;         /* checkpoints hold layer matrices as [n_in][n_out] */
-    bool cpu_only;          /* the cuda device lacks some of its operations */
     /* Reads the fields that only this family has; NULL: none. Called after all others. */
     void (*read)(struct hf_config *c, struct config_source *s, const struct json *obj);
     const struct arch_names *names;
@@ -121,6 +120,10 @@ struct arch_names {
     const char *embeds, *embeds_in, *norm_embeds, *embed_gate, *embed_out, *norm_embed_after;
     const char *layer_scale;          /* the whole name */
     const char *mixer_in, *mixer_out; /* of recurrent layers */
+    /* Of Gated DeltaNet: q, k, v and z in one tensor, those of each key head in turn, and b and a
+     * likewise; or in four. */
+    const char *delta_qkvz, *delta_ba, *delta_qkv, *delta_z, *delta_b, *delta_a, *delta_out;
+    const char *delta_conv, *delta_a_log, *delta_dt_bias, *delta_norm; /* whole names */
 };
 
 /* How a checkpoint stores the tensors of its architecture. Folders have the row's form; a GGUF file
@@ -137,7 +140,7 @@ const struct arch *arch_find(const char *name);
 /* The names that arch_find() knows, separated by commas. */
 void arch_list(char *out, size_t cap);
 
-enum layer_kind { LAYER_FULL, LAYER_WINDOW, LAYER_RECURRENT };
+enum layer_kind { LAYER_FULL, LAYER_WINDOW, LAYER_RECURRENT, LAYER_DELTA };
 
 /* Constant factors of some families; 1, and a cap of 0, have no effect. */
 struct multipliers {
@@ -197,6 +200,8 @@ struct hf_config {
     int window;      /* tokens that a token of a LAYER_WINDOW layer sees, including itself; below
                       * len_max */
     int mixer_width; /* of LAYER_RECURRENT */
+    struct k_delta_shape delta; /* of LAYER_DELTA */
+    bool attn_gate; /* attention's result is multiplied by a sigmoid of the layer's input */
     enum qk_norm qk_norm;
     enum ffn_kind ffn;
     enum k_activation activation;

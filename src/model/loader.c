@@ -582,6 +582,17 @@ static void loader_list_parts(struct loader *l, const struct k_matrix *m, float 
     }
 }
 
+/* The slice of one rank alone. */
+static struct slice loader_whole_slice(const struct slice *part)
+{
+    struct slice_shape shape = part->shape;
+
+    shape.own_cols = shape.cols;
+    for (int i = 0; i < shape.n_pieces; i++)
+        shape.pieces[i].own_rows = shape.pieces[i].rows;
+    return slice_make(&shape, 0, 1);
+}
+
 /* Fill a rank's part of a random plain matrix with the numbers that one rank alone would have
  * there. */
 static int loader_fill_random_slices(struct loader *l, const struct k_matrix *m,
@@ -592,17 +603,17 @@ static int loader_fill_random_slices(struct loader *l, const struct k_matrix *m,
     int rc = row == NULL ? ERR_NO_MEMORY : ERR_OK;
 
     for (int i = 0; i < n_parts && rc == ERR_OK; i++) {
-        const struct slice *slice = &parts[i].slice;
+        const struct slice *slice = &parts[i].slice, whole = loader_whole_slice(slice);
 
         for (int r = 0; r < slice->n_rows && rc == ERR_OK; r++, at += (size_t)m->n_in) {
-            size_t first =
-                (above + (size_t)slice_row(slice, r)) * (size_t)slice->cols + (size_t)slice->col;
+            size_t to = above + (size_t)slice_to(&whole, slice_row(slice, r));
+            size_t first = to * (size_t)slice->cols + (size_t)slice->col;
 
             for (int col = 0; col < slice->n_cols; col++)
                 row[col] = k_noise(seed, first + (size_t)col) * RANDOM_SCALE;
             rc = l->d->ops->weights(l->d, m->data, at, row, DEVICE_F32, (size_t)m->n_in);
         }
-        above += (size_t)slice->rows;
+        above += (size_t)whole.n_rows;
     }
     mem_free(row);
     return rc;

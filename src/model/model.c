@@ -350,9 +350,7 @@ static struct device_limits model_rank_limits(struct model *m, const struct rank
         .page_tokens = shape->page_tokens,
         .n_tables = shape->n_groups,
         .n_heads = widest.n_heads,
-        .n_kv_heads = widest.n_kv_heads,
         .head_dim = widest.head_dim,
-        .n_windows = widest.n_windows,
         .dim = shape->dim,
         .ff_dim = widest.ff,
         .n_vocab = r->is_last && r->part == 0 ? shape->n_vocab : 0,
@@ -369,6 +367,15 @@ static struct device_limits model_rank_limits(struct model *m, const struct rank
 
     for (int group = 0; group < shape->n_groups; group++)
         limits.table_pages[group] = shape->groups[group].n_state_pages;
+    for (int i = 0; i < m->plan.n_layers; i++) {
+        const struct attn_plan *attn = &m->plan.layers[i].attn;
+
+        if (!plan_is_first_of_shape(&m->plan, i))
+            continue;
+        must(limits.n_shapes < DEVICE_TABLES_MAX); /* no more than groups of pages */
+        limits.shapes[limits.n_shapes++] =
+            (struct device_heads){attn->n_heads, attn->n_kv_heads, attn->head_dim, attn->window};
+    }
     return limits;
 }
 
@@ -578,6 +585,9 @@ static void model_count_parts(struct model *m)
         }
         if (w->embed.data != NULL && w->head.data != w->embed.data)
             shape->table_bytes += model_matrix_bytes(m, &w->embed);
+        if (w->embeds != NULL)
+            shape->table_bytes += (size_t)m->plan.embeds.n_rows * (size_t)m->plan.n_layers *
+                                  (size_t)m->plan.embeds.width * m->device->elem_bytes;
     }
 }
 
@@ -810,21 +820,6 @@ static int model_check_ranks(const struct plan *whole, const struct model_option
     return ERR_OK;
 }
 
-/* Refuse a model that the cuda device has no kernels for. */
-static int model_check_gpu(const struct model *m)
-{
-    if (m->config.arch->cpu_only) {
-        log_error("model: %s runs on the cpu device only: set device = cpu", m->config.arch->name);
-        return ERR_UNSUPPORTED;
-    }
-    if (m->config.head_dim > K_HEAD_DIM_BUILT) {
-        log_error("model: heads of %d elements run on the cpu device only: set device = cpu",
-                  m->config.head_dim);
-        return ERR_UNSUPPORTED;
-    }
-    return ERR_OK;
-}
-
 /* Split the plan over the ranks of a stage and open a device for each rank. Sleeping is all or
  * nothing: if one device cannot give memory back, none does. */
 static int model_open_ranks(struct model *m, const struct model_options *o,
@@ -853,8 +848,6 @@ static int model_open_ranks(struct model *m, const struct model_options *o,
     for (int i = 0; i < m->ranks.n; i++)
         m->ranks.at[i].stage = plan_stage(whole, m->ranks.at[i].stage_idx, n_stages);
     m->device = ranks_sampler(&m->ranks)->device;
-    if (m->device->is_gpu && (rc = model_check_gpu(m)) != ERR_OK)
-        return rc;
     m->shape.n_stages = n_stages;
     m->has_whole_experts = o->whole_experts && m->config.experts.n > 0;
     log_debug("model: %s is open", m->device->name);

@@ -219,6 +219,7 @@ static int model_forward_rank(const struct model *m, struct rank *r)
     struct device *device = r->device;
     struct device_segment segments[FORWARD_SEGMENTS_MAX];
     const struct forward pass = {.device = device,
+                                 .rank = r->part,
                                  .plan = &m->plan,
                                  .weights = &r->weights,
                                  .cache = &r->cache,

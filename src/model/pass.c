@@ -68,13 +68,38 @@ static int activations_alloc_logits(struct activations *a, struct device *d,
     return ERR_OK;
 }
 
-/* Memory that only some families use. Ranks sum the results of experts apart. */
+/* Gates of both kinds of mixers have the same memory. */
+static int activations_alloc_gates(struct activations *a, struct device *d, const struct plan *plan,
+                                   size_t tokens)
+{
+    const struct plan_widths widest = plan_widest(plan);
+    size_t heads = (size_t)widest.attn_gate * d->elem_bytes,
+           delta = (size_t)widest.delta_gates * sizeof(float);
+    size_t work = (size_t)widest.delta_work * sizeof(float);
+
+    if (heads < delta)
+        heads = delta;
+    if (heads > 0 && (a->gates = d->ops->alloc_scratch(d, tokens * heads)) == NULL)
+        return ERR_NO_MEMORY;
+    if (work > 0 && d->ops->has_delta_work &&
+        (a->delta_work = d->ops->alloc_scratch(d, tokens * work)) == NULL)
+        return ERR_NO_MEMORY;
+    return ERR_OK;
+}
+
+/* Memory that only some families use. Ranks sum the results of experts apart, and squares. */
 static int activations_alloc_more(struct activations *a, struct device *d, const struct plan *plan,
                                   size_t tokens)
 {
     size_t row = (size_t)plan->n_layers * (size_t)plan->embeds.width;
 
     if (row > 0 && (a->embeds = d->ops->alloc_scratch(d, tokens * row * d->elem_bytes)) == NULL)
+        return ERR_NO_MEMORY;
+    if (activations_alloc_gates(a, d, plan, tokens) != ERR_OK)
+        return ERR_NO_MEMORY;
+    if (plan->n_ranks > 1 && plan_widest(plan).norms_whole &&
+        (a->squares = d->ops->alloc_shared(d, tokens * K_SQUARES((size_t)plan->n_ranks) *
+                                                  d->elem_bytes)) == NULL)
         return ERR_NO_MEMORY;
     if (!plan_widest(plan).is_apart)
         return ERR_OK;
@@ -142,6 +167,8 @@ void activations_fuse(struct activations *a, struct device *d, const struct plan
     for (int i = stage.first; i < stage.end; i++) {
         activations_lower(a, d, &w->layers[i].mixer_in);
         activations_lower(a, d, &w->layers[i].mixer_out);
+        if (w->layers[i].mixer_gate.n_out > 0)
+            activations_lower(a, d, &w->layers[i].mixer_gate);
         if (plan->layers[i].ffn.kind == FFN_EXPERTS)
             continue; /* experts take part in any step, and shared ones run in parts */
         activations_lower(a, d, &w->layers[i].ffn_in);
@@ -261,9 +288,9 @@ static void pass_add_delta(const struct pass *p)
     p->d->ops->add(p->d, p->a->x, p->a->delta, p->plan->by.residual, p->n);
 }
 
-/* delta = after(rows * w + bias), of all ranks together. */
-static void pass_sum_delta(const struct pass *p, const struct device_rows *rows,
-                           struct pass_sum sum)
+/* delta = rows * w + bias, of all ranks together. */
+static void pass_make_delta(const struct pass *p, const struct device_rows *rows,
+                            struct pass_sum sum)
 {
     const struct device_ops *op = p->d->ops;
 
@@ -273,6 +300,15 @@ static void pass_sum_delta(const struct pass *p, const struct device_rows *rows,
         op->matmul(p->d, p->a->delta, rows, sum.w, sum.bias, p->n);
     if (p->plan->n_ranks > 1 && sum.split == SPLIT_COLUMNS && !sum.is_summed)
         op->sum_ranks(p->d, p->a->delta, p->n, p->plan->dim);
+}
+
+/* The same, and after(delta). */
+static void pass_sum_delta(const struct pass *p, const struct device_rows *rows,
+                           struct pass_sum sum)
+{
+    const struct device_ops *op = p->d->ops;
+
+    pass_make_delta(p, rows, sum);
     if (sum.after->kind != K_NORM_NONE)
         op->norm_within(p->d, p->a->delta, p->plan->dim, sum.after, p->plan->dim, p->n);
 }
@@ -343,16 +379,44 @@ void pass_project(const struct pass *p, void *y, const struct k_matrix *w, const
         p->d->ops->matmul(p->d, y, &p->a->normed, w, bias, p->n);
 }
 
+/* Each rank has some heads, and all ranks' sums of squares make the norm. Where several ranks hold
+ * a kv head, the first one's sum counts. */
+static void pass_norm_over_ranks(const struct pass *p, const struct attn_plan *attn,
+                                 const struct layer_weights *w, int rank)
+{
+    const struct device_ops *op = p->d->ops;
+    int n_ranks = p->plan->n_ranks;
+    int q = attn->n_heads * attn->head_dim, k = attn->n_kv_heads * attn->head_dim;
+    const struct k_split_norms norms = {
+        .q = {.weight = w->q_norm, .width = q, .whole = q * n_ranks, .counts = true},
+        .k = {.weight = w->k_norm,
+              .width = k,
+              .whole = k * n_ranks / attn->kv_copies,
+              .counts = rank % attn->kv_copies == 0},
+        .stride = q + 2 * k,
+        .eps = p->plan->norm.eps,
+        .rank = rank,
+        .n_ranks = n_ranks};
+
+    op->squares(p->d, p->a->squares, p->a->mixer_in, &norms, p->n);
+    op->sum_ranks(p->d, p->a->squares, p->n, K_SQUARES(n_ranks));
+    op->norm_squares(p->d, p->a->mixer_in, p->a->squares, &norms, p->n);
+}
+
 /* Norm queries and keys, each over all heads of a token. Keys follow the queries in a row. */
-void pass_norm_whole(const struct pass *p, const struct attn_plan *attn, const void *q_norm,
-                     const void *k_norm)
+void pass_norm_whole(const struct pass *p, const struct attn_plan *attn,
+                     const struct layer_weights *w, int rank)
 {
     const struct device_ops *op = p->d->ops;
     int q = attn->n_heads * attn->head_dim, kv = attn->n_kv_heads * attn->head_dim;
-    const struct k_norm of_q = {K_NORM_RMS, q_norm, NULL, p->plan->norm.eps};
-    const struct k_norm of_k = {K_NORM_RMS, k_norm, NULL, p->plan->norm.eps};
+    const struct k_norm of_q = {K_NORM_RMS, w->q_norm, NULL, p->plan->norm.eps};
+    const struct k_norm of_k = {K_NORM_RMS, w->k_norm, NULL, p->plan->norm.eps};
     char *rows = p->a->mixer_in;
 
+    if (p->plan->n_ranks > 1) {
+        pass_norm_over_ranks(p, attn, w, rank);
+        return;
+    }
     op->norm_within(p->d, rows, q + 2 * kv, &of_q, q, p->n);
     op->norm_within(p->d, rows + (size_t)q * p->d->elem_bytes, q + 2 * kv, &of_k, kv, p->n);
 }
@@ -367,7 +431,10 @@ void pass_attend(const struct pass *p, const struct attn_plan *attn, const struc
 
     op->rope_kv(p->d, acts->mixer_in, kv, rotary, attn->n_heads);
     op->attn(p->d, acts->mixed.data, acts->mixer_in, kv, attn->n_heads, attn->scale,
-             p->fused ? reader : NULL);
+             p->fused && !attn->has_gate ? reader : NULL);
+    if (attn->has_gate)
+        op->shut(p->d, acts->mixed.data, acts->gates, attn->n_heads * attn->head_dim, p->n,
+                 p->fused ? reader : NULL);
     if (!p->fused)
         op->quantise(p->d, &acts->mixed, p->n, reader);
 }
@@ -380,6 +447,46 @@ void pass_recur(const struct pass *p, const struct recurrent_plan *recurrent,
 
     p->d->ops->recurrent(p->d, acts->mixed.data, acts->mixer_in, state, recurrent->width,
                          p->fused ? reader : NULL);
+    if (!p->fused)
+        p->d->ops->quantise(p->d, &acts->mixed, p->n, reader);
+}
+
+/* The first matrix may read codes, or rows in another order, and the second one does not. In parts
+ * codes are made of plain rows; a fused step norms the residual once more, into the rows of the
+ * output matrix, which are as many as its tokens. */
+void pass_project_delta(const struct pass *p, const struct layer_weights *w)
+{
+    static const struct k_matrix plain = {.n_in = 0};
+    const struct device_ops *op = p->d->ops;
+    struct activations *acts = p->a;
+    struct device_rows again = {.data = acts->rows_normed.data};
+
+    if (!p->fused) {
+        op->matmul_float(p->d, acts->gates, &acts->normed, &w->mixer_gate, p->n);
+        op->quantise(p->d, &acts->normed, p->n, &w->mixer_in);
+        op->matmul(p->d, acts->mixer_in, &acts->normed, &w->mixer_in, NULL, p->n);
+        return;
+    }
+    pass_project(p, acts->mixer_in, &w->mixer_in, NULL);
+    if (k_format_is_plain(&w->mixer_in.format)) {
+        pass_fused_run(p,
+                       pass_fused_product(p, K_PRODUCT_FLOAT, acts->gates, &w->mixer_gate, NULL));
+        return;
+    }
+    op->rmsnorm(p->d, &again, acts->x, w->norm_mixer.weight, w->norm_mixer.eps, p->n, &plain);
+    op->matmul_float(p->d, acts->gates, &again, &w->mixer_gate, p->n);
+}
+
+/* States are read and replaced as by pass_recur(). */
+void pass_delta(const struct pass *p, const struct k_delta *delta, const struct k_state *state,
+                const struct k_matrix *reader)
+{
+    struct activations *acts = p->a;
+    struct k_delta with_memory = *delta;
+
+    with_memory.rows = acts->delta_work;
+    p->d->ops->delta(p->d, acts->mixed.data, acts->mixer_in, acts->gates, &with_memory, state,
+                     p->fused ? reader : NULL);
     if (!p->fused)
         p->d->ops->quantise(p->d, &acts->mixed, p->n, reader);
 }
@@ -487,6 +594,21 @@ void pass_mix_apart(const struct pass *p, const struct layer_plan *layer,
     op->add_within(p->d, acts->delta, acts->apart, p->n);
 }
 
+/* Norms of this form, which no family lacks where it has a norm after a sum, or a scale. */
+void pass_add_scaled(const struct pass *p, const struct device_rows *rows, struct pass_sum sum,
+                     float scale, struct pass_next next)
+{
+    static const struct k_norm none = {.kind = K_NORM_NONE};
+    const struct k_norm *norm = next.norm != NULL ? next.norm : &none;
+    const struct k_adding how = {*sum.after, *norm, p->plan->by.residual, scale};
+    struct activations *acts = p->a;
+
+    must(!p->fused && sum.after->kind != K_NORM_LAYER && norm->kind != K_NORM_LAYER);
+    pass_make_delta(p, rows, sum);
+    p->d->ops->add_normed(p->d, next.reader != NULL ? &acts->normed : NULL, acts->x, acts->delta,
+                          &how, p->n, next.reader);
+}
+
 /* In a parallel layer the FFN reads the norm of x from before the sum, so the norm comes first. */
 void pass_add(const struct pass *p, const struct device_rows *rows, struct pass_sum sum,
               struct pass_next next, bool is_parallel)
@@ -495,6 +617,10 @@ void pass_add(const struct pass *p, const struct device_rows *rows, struct pass_
 
     if (p->fused) {
         pass_fused_add(p, rows, sum, next);
+        return;
+    }
+    if (!is_parallel && sum.after->kind == K_NORM_RMS && next.norm->kind == K_NORM_RMS) {
+        pass_add_scaled(p, rows, sum, 1.0f, next);
         return;
     }
     pass_sum_delta(p, rows, sum);
@@ -521,16 +647,9 @@ void pass_leave(const struct pass *p, const struct device_rows *rows, struct pas
     pass_add_delta(p);
 }
 
-void pass_add_only(const struct pass *p, const struct device_rows *rows, struct pass_sum sum)
-{
-    must(!p->fused);
-    pass_sum_delta(p, rows, sum);
-    pass_add_delta(p);
-}
-
 /* Widths of the FFN's memory have room for these. */
-void pass_add_embeds(const struct pass *p, enum k_activation kind, const struct layer_weights *w,
-                     int i)
+struct pass_sum pass_gate_embeds(const struct pass *p, enum k_activation kind,
+                                 const struct layer_weights *w, int i)
 {
     const struct device_ops *op = p->d->ops;
     struct activations *acts = p->a;
@@ -539,18 +658,9 @@ void pass_add_embeds(const struct pass *p, enum k_activation kind, const struct 
                                 p->plan->n_layers * width, width};
 
     must(!p->fused);
-    pass_round_residual(p, &w->embed_gate);
     op->matmul(p->d, acts->ffn_in, &acts->normed, &w->embed_gate, NULL, p->n);
     op->gate_by(p->d, &acts->ff, acts->ffn_in, &by, kind, p->n, &w->embed_out);
-    op->matmul(p->d, acts->delta, &acts->ff, &w->embed_out, NULL, p->n);
-    op->norm_within(p->d, acts->delta, p->plan->dim, &w->norm_embed_after, p->plan->dim, p->n);
-    op->add(p->d, acts->x, acts->delta, 1.0f, p->n);
-}
-
-void pass_scale(const struct pass *p, float scale)
-{
-    must(!p->fused);
-    p->d->ops->place(p->d, p->a->x, scale, NULL, 0);
+    return (struct pass_sum){.w = &w->embed_out, .after = &w->norm_embed_after};
 }
 
 /* True on ranks that have rows of the output matrix. Tied models have the embedding on all. */

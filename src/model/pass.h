@@ -29,12 +29,18 @@ struct activations {
     struct device_rows normed;      /* [n_tokens][dim] */
     void *mixer_in;                 /* act [n_tokens][widest]: q, k, v; value, gate */
     struct device_rows mixed;       /* [n_tokens][widest]: a mixer's result, the heads */
+    void *gates;                    /* act [n_tokens][n_heads * head_dim]: attention's gates; of
+                                     * Gated DeltaNet float [n_tokens][2 * n_v_heads]: b, a; NULL
+                                     * without */
+    float *delta_work;              /* work memory of Gated DeltaNet; NULL without */
     void *delta;                    /* act [n_tokens][dim]: result that is added to the residual
                                      * next */
     void *apart;                    /* act [n_tokens][dim]: the router's input, then the result of
                                      * experts beside a dense FFN; NULL without */
     void *embeds;                   /* act [n_tokens][n_layers][width]: embeddings for each layer;
                                      * NULL without */
+    void *squares;                  /* act [n_tokens][K_SQUARES(n_ranks)] of norms over the heads
+                                     * of all ranks; NULL without */
     void *ffn_in;                   /* act [n_tokens][widest]: gate, up */
     struct device_rows ff;          /* [n_tokens][widest ff] */
     float *rows;                    /* float [n_rows][dim]: the sampled rows' residual */
@@ -83,17 +89,26 @@ void pass_enter(const struct pass *p, struct pass_next next);
 /* y = normed * w + bias. */
 void pass_project(const struct pass *p, void *y, const struct k_matrix *w, const void *bias);
 
-/* Queries and keys of mixer_in are normed, each over all of its heads. */
-void pass_norm_whole(const struct pass *p, const struct attn_plan *attn, const void *q_norm,
-                     const void *k_norm);
+/* Queries and keys of mixer_in are normed, each over all of its heads, those of other ranks too.
+ * rank: of this device. */
+void pass_norm_whole(const struct pass *p, const struct attn_plan *attn,
+                     const struct layer_weights *w, int rank);
 
-/* mixed = attention of mixer_in over the pages that kv views, for the product with reader. */
+/* mixed = attention of mixer_in over the pages that kv views, times the sigmoid of gates where the
+ * layer has them, for the product with reader. */
 void pass_attend(const struct pass *p, const struct attn_plan *attn, const struct k_kv *kv,
                  const struct k_rotary *rotary, const struct k_matrix *reader);
 
 /* mixed = the states of mixer_in's tokens, for the product with reader. */
 void pass_recur(const struct pass *p, const struct recurrent_plan *recurrent,
                 const struct k_state *state, const struct k_matrix *reader);
+
+/* mixer_in = q, k, v, z; gates = b, a. */
+void pass_project_delta(const struct pass *p, const struct layer_weights *w);
+
+/* mixed = Gated DeltaNet of mixer_in and gates, for the product with reader. */
+void pass_delta(const struct pass *p, const struct k_delta *delta, const struct k_state *state,
+                const struct k_matrix *reader);
 
 /* ff = activation(gate) * up of normed * gate_up + bias, for the product with reader. */
 void pass_gate(const struct pass *p, const struct ffn_plan *ffn, const struct k_matrix *gate_up,
@@ -133,15 +148,15 @@ void pass_add(const struct pass *p, const struct device_rows *rows, struct pass_
 void pass_leave(const struct pass *p, const struct device_rows *rows, struct pass_sum sum,
                 struct pass_next next);
 
-/* pass_add() without the norm, for layers whose work goes on; in parts only. */
-void pass_add_only(const struct pass *p, const struct device_rows *rows, struct pass_sum sum);
+/* x = (x + r * after(rows * w + bias)) * scale, then normed = norm(x), for layers with more sums or
+ * a scale; in parts only. No reader: nothing is normed. */
+void pass_add_scaled(const struct pass *p, const struct device_rows *rows, struct pass_sum sum,
+                     float scale, struct pass_next next);
 
-/* x += after(out(activation(gate(x)) * embeds of layer i)); in parts only. */
-void pass_add_embeds(const struct pass *p, enum k_activation kind, const struct layer_weights *w,
-                     int i);
-
-/* x = scale * x; in parts only. */
-void pass_scale(const struct pass *p, float scale);
+/* The third sum of a layer, out(activation(gate(normed)) * embeds of layer i), whose rows are in
+ * a->ff; in parts only. */
+struct pass_sum pass_gate_embeds(const struct pass *p, enum k_activation kind,
+                                 const struct layer_weights *w, int i);
 
 /* The residual is that of the last layer: the logits of the step's rows. */
 void pass_finish_entered(const struct pass *p);

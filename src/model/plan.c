@@ -32,6 +32,7 @@ static struct attn_plan plan_attention(const struct hf_config *c, int window, in
 {
     struct attn_plan attn = {.n_heads = c->n_heads,
                              .n_kv_heads = c->n_kv_heads,
+                             .kv_copies = 1,
                              .head_dim = c->head_dim,
                              .window = window,
                              .rope = c->layer_ropes[layer],
@@ -41,7 +42,8 @@ static struct attn_plan plan_attention(const struct hf_config *c, int window, in
                              .qk_norm = c->qk_norm,
                              .qkv_bias = c->qkv_bias,
                              .o_bias = c->o_bias,
-                             .sinks = c->sinks};
+                             .sinks = c->sinks,
+                             .has_gate = c->attn_gate};
 
     attn.is_shared = attn.kv_layer != layer;
     if (c->layer_kinds[layer] == LAYER_FULL) {
@@ -94,6 +96,10 @@ static struct layer_plan plan_layer(const struct hf_config *c, int layer)
     case LAYER_RECURRENT:
         planned.mixer = MIXER_RECURRENT;
         planned.recurrent = (struct recurrent_plan){.width = c->mixer_width};
+        break;
+    case LAYER_DELTA:
+        planned.mixer = MIXER_DELTA;
+        planned.delta = c->delta;
         break;
     }
     if (planned.attn.is_shared && c->shared_is_wide)
@@ -165,15 +171,6 @@ static int plan_refuse_split(int n_ranks, int layer, const char *counted, int n)
     return ERR_UNSUPPORTED;
 }
 
-/* A norm over all heads needs the sum of squares of all ranks, which no rank has. */
-static int plan_refuse_whole_norms(int n_ranks, int layer)
-{
-    log_error("model: tensor_parallel_size %d: the norm of layer %d's queries is over all heads, "
-              "which is not shared between ranks; set it to 1",
-              n_ranks, layer);
-    return ERR_UNSUPPORTED;
-}
-
 /* Divide the experts, each of them or their number; and the shared ones. */
 static int plan_split_ffn(struct ffn_plan *ffn, int layer, int n_ranks, bool whole_experts)
 {
@@ -203,20 +200,25 @@ static int plan_split_layer(struct layer_plan *l, int layer, int n_ranks, bool w
 
     switch (l->mixer) {
     case MIXER_ATTENTION:
-        if (attn->qk_norm == QK_NORM_WHOLE && n_ranks > 1)
-            return plan_refuse_whole_norms(n_ranks, layer);
         if (attn->n_heads % n_ranks != 0)
             return plan_refuse_split(n_ranks, layer, "heads", attn->n_heads);
         if (attn->n_kv_heads % n_ranks != 0 && n_ranks % attn->n_kv_heads != 0)
             return plan_refuse_split(n_ranks, layer, "kv heads", attn->n_kv_heads);
         /* Query heads are divided evenly; a rank has at least one kv head for them. */
         attn->n_heads /= n_ranks;
+        attn->kv_copies = attn->n_kv_heads > n_ranks ? 1 : n_ranks / attn->n_kv_heads;
         attn->n_kv_heads = attn->n_kv_heads > n_ranks ? attn->n_kv_heads / n_ranks : 1;
         break;
     case MIXER_RECURRENT:
         if (l->recurrent.width % n_ranks != 0)
             return plan_refuse_split(n_ranks, layer, "channels", l->recurrent.width);
         l->recurrent.width /= n_ranks;
+        break;
+    case MIXER_DELTA:
+        if (l->delta.n_k_heads % n_ranks != 0)
+            return plan_refuse_split(n_ranks, layer, "key heads", l->delta.n_k_heads);
+        l->delta.n_k_heads /= n_ranks;
+        l->delta.n_v_heads /= n_ranks;
         break;
     }
     return plan_split_ffn(&l->ffn, layer, n_ranks, whole_experts);
@@ -301,12 +303,23 @@ static int plan_qkv(const struct attn_plan *attn)
     return heads * attn->head_dim;
 }
 
+size_t plan_state_elems(const struct layer_plan *l)
+{
+    switch (l->mixer) {
+    case MIXER_ATTENTION: return 0;
+    case MIXER_RECURRENT: return (size_t)l->recurrent.width;
+    case MIXER_DELTA: return k_delta_elems(&l->delta);
+    }
+    return 0;
+}
+
 /* The width of the mixer's input product. */
 int plan_mixer_in(const struct layer_plan *l)
 {
     switch (l->mixer) {
     case MIXER_ATTENTION: return plan_qkv(&l->attn);
     case MIXER_RECURRENT: return 2 * l->recurrent.width;
+    case MIXER_DELTA: return k_delta_channels(&l->delta) + k_delta_values(&l->delta);
     }
     return 0;
 }
@@ -317,6 +330,7 @@ int plan_mixer_out(const struct layer_plan *l)
     switch (l->mixer) {
     case MIXER_ATTENTION: return l->attn.n_heads * l->attn.head_dim;
     case MIXER_RECURRENT: return l->recurrent.width;
+    case MIXER_DELTA: return k_delta_values(&l->delta);
     }
     return 0;
 }
@@ -334,12 +348,17 @@ static int plan_wider(int a, int b)
     return a > b ? a : b;
 }
 
-/* True if no layer before i has attention with the same window. */
-static bool plan_is_first_of_window(const struct plan *p, int i)
+static bool plan_has_shape(const struct layer_plan *layer, const struct attn_plan *attn)
+{
+    return layer->mixer == MIXER_ATTENTION && layer->attn.window == attn->window &&
+           layer->attn.n_heads == attn->n_heads && layer->attn.n_kv_heads == attn->n_kv_heads &&
+           layer->attn.head_dim == attn->head_dim;
+}
+
+bool plan_is_first_of_shape(const struct plan *p, int i)
 {
     for (int j = 0; j < i; j++) {
-        if (p->layers[j].mixer == MIXER_ATTENTION &&
-            p->layers[j].attn.window == p->layers[i].attn.window)
+        if (plan_has_shape(&p->layers[j], &p->layers[i].attn))
             return false;
     }
     return p->layers[i].mixer == MIXER_ATTENTION;
@@ -368,11 +387,15 @@ struct plan_widths plan_widest(const struct plan *p)
         widest.ffn_in = plan_wider(widest.ffn_in, plan_ffn_in(layer));
         widest.ff = plan_wider(widest.ff, layer->ffn.ff_dim);
         widest.n_heads = plan_wider(widest.n_heads, layer->attn.n_heads);
-        widest.n_kv_heads = plan_wider(widest.n_kv_heads, layer->attn.n_kv_heads);
         widest.head_dim = plan_wider(widest.head_dim, layer->attn.head_dim);
-        widest.has_states = widest.has_states || layer->mixer == MIXER_RECURRENT;
-        widest.n_windows += plan_is_first_of_window(p, i);
+        if (layer->attn.has_gate)
+            widest.attn_gate = plan_wider(widest.attn_gate, plan_mixer_out(layer));
+        widest.delta_gates = plan_wider(widest.delta_gates, 2 * layer->delta.n_v_heads);
+        widest.delta_work = plan_wider(widest.delta_work, (int)k_delta_work(&layer->delta));
+        widest.has_states = widest.has_states || plan_state_elems(layer) > 0;
         plan_widen_experts(&widest.experts, &layer->ffn.experts);
+        if (layer->attn.qk_norm == QK_NORM_WHOLE)
+            widest.norms_whole = true;
         if (layer->ffn.kind == FFN_EXPERTS && layer->ffn.experts.config->is_apart)
             widest.is_apart = true;
     }

@@ -24,11 +24,12 @@
 #include "base/err.h"
 #include "model/hf_config.h"
 
-enum mixer_kind { MIXER_ATTENTION, MIXER_RECURRENT };
+enum mixer_kind { MIXER_ATTENTION, MIXER_RECURRENT, MIXER_DELTA };
 
 /* Attention with keys and values of n_kv_heads heads, each for n_heads / n_kv_heads queries. */
 struct attn_plan {
     int n_heads, n_kv_heads, head_dim;
+    int kv_copies;  /* ranks that hold the same kv head; 1: each is on one rank */
     int window;     /* tokens that a token sees, including itself; 0: all before it */
     int rope;       /* index in the plan's ropes */
     float scale;    /* of scores */
@@ -39,7 +40,8 @@ struct attn_plan {
     enum qk_norm qk_norm;
     bool qkv_bias; /* of the products */
     bool o_bias;
-    bool sinks; /* a score of each head takes part in its softmax */
+    bool sinks;    /* a score of each head takes part in its softmax */
+    bool has_gate; /* each head's result is multiplied by a sigmoid */
 };
 
 /* A state of width floats (kernels.h, ref_recurrent()). */
@@ -84,6 +86,7 @@ struct layer_plan {
     enum mixer_kind mixer;
     struct attn_plan attn;           /* MIXER_ATTENTION */
     struct recurrent_plan recurrent; /* MIXER_RECURRENT */
+    struct k_delta_shape delta;      /* MIXER_DELTA */
     struct ffn_plan ffn;
     struct norm_places norms;
     bool has_scale;
@@ -144,8 +147,11 @@ struct plan_stage plan_stage(const struct plan *p, int stage, int n_stages);
 /* True if every rank computes a part of the logits. */
 bool plan_splits_head(const struct plan *p);
 
-/* Elements of a token's row: input of a mixer (q, k and v; or value and gate), output of a mixer
- * (the heads; or the state), output of an FFN's first product. */
+/* Floats of a sequence's state; 0 of a layer with attention. */
+size_t plan_state_elems(const struct layer_plan *l);
+
+/* Elements of a token's row: input of a mixer (q, k and v; value and gate; q, k, v and z), output
+ * of a mixer (the heads; or the state), output of an FFN's first product. */
 int plan_mixer_in(const struct layer_plan *l);
 int plan_mixer_out(const struct layer_plan *l);
 int plan_ffn_in(const struct layer_plan *l);
@@ -153,12 +159,17 @@ int plan_ffn_in(const struct layer_plan *l);
 /* The maxima over all layers, by which activations and the device's work areas are sized. */
 struct plan_widths {
     int mixer_in, mixer_out, ffn_in, ff;
-    int n_heads, n_kv_heads, head_dim; /* of attention; 0 without any */
+    int n_heads, head_dim;       /* of attention; 0 without any */
+    int attn_gate;               /* elements of a row of gates of heads */
+    int delta_gates, delta_work; /* of Gated DeltaNet: of b and a, and of the work memory */
     bool has_states;
-    int n_windows; /* different windows of attention layers; "all tokens" counts as one */
     struct experts_widths experts;
-    bool is_apart; /* some layer has a dense FFN beside experts */
+    bool is_apart;    /* some layer has a dense FFN beside experts */
+    bool norms_whole; /* some layer norms queries and keys over all heads */
 };
 struct plan_widths plan_widest(const struct plan *p);
+
+/* True if no layer before i has attention of the same shape: heads and window. */
+bool plan_is_first_of_shape(const struct plan *p, int i);
 
 #endif

@@ -67,20 +67,23 @@ static struct k_norm weights_load_first_norm(const struct loading *in, const cha
     return norm;
 }
 
-/* Norms of queries and keys: one vector for every head, or one over all heads of a token. They are
- * reordered like the rows of q and k. */
+/* Norms of queries and keys: one vector for every head, or one over all heads of a token, of which
+ * a rank has its heads' elements. They are reordered like the rows of q and k. */
 static void weights_load_head_norms(const struct loading *in, const struct attn_plan *a,
-                                    const struct head_order *order, struct layer_weights *w)
+                                    const struct attn_plan *own, const struct head_order *order,
+                                    struct layer_weights *w)
 {
-    bool plus_one = in->l->whole->norm.plus_one;
-    int q = a->qk_norm == QK_NORM_WHOLE ? a->n_heads * a->head_dim : a->head_dim;
-    int k = a->qk_norm == QK_NORM_WHOLE ? a->n_kv_heads * a->head_dim : a->head_dim;
+    bool plus_one = in->l->whole->norm.plus_one, is_whole = a->qk_norm == QK_NORM_WHOLE;
+    int q = is_whole ? a->n_heads * a->head_dim : a->head_dim;
+    int k = is_whole ? a->n_kv_heads * a->head_dim : a->head_dim;
+    int own_q = is_whole ? own->n_heads * a->head_dim : q;
+    int own_k = is_whole ? own->n_kv_heads * a->head_dim : k;
     struct slice_shape shapes[2] = {{.cols = 1, .own_cols = 1}, {.cols = 1, .own_cols = 1}};
 
     if (a->qk_norm == QK_NORM_NONE)
         return;
-    slice_stack(&shapes[0], q, q, order);
-    slice_stack(&shapes[1], k, k, order);
+    slice_stack(&shapes[0], q, own_q, order);
+    slice_stack(&shapes[1], k, own_k, order);
     w->q_norm = loader_vector(in->l, in->names->q_norm, &shapes[0], plus_one);
     if (!a->is_shared)
         w->k_norm = loader_vector(in->l, in->names->k_norm, &shapes[1], plus_one);
@@ -119,6 +122,22 @@ static struct slice_shape weights_fused_shape(const struct loading *in,
     return shape;
 }
 
+/* Queries and gates are halves of the rows of each head: `from` is the first row of a half. */
+static struct slice_shape weights_half_shape(const struct loading *in,
+                                             const struct attn_plan *whole,
+                                             const struct attn_plan *own, int from,
+                                             const struct head_order *order)
+{
+    struct slice_shape shape = {.cols = in->dim, .own_cols = in->dim};
+
+    slice_stack(&shape, whole->n_heads * whole->head_dim, own->n_heads * own->head_dim, order);
+    shape.rows *= 2;
+    shape.pieces[0].from = from;
+    shape.pieces[0].chunk = whole->head_dim;
+    shape.pieces[0].stride = 2 * whole->head_dim;
+    return shape;
+}
+
 /* The tensors of q, k and v, or the single tensor if the architecture has a name for it. Where keys
  * are values, their tensor is listed twice: norms and positions make the difference. */
 static struct loader_tensors weights_qkv_tensors(const struct loading *in,
@@ -138,6 +157,8 @@ static struct loader_tensors weights_qkv_tensors(const struct loading *in,
         struct slice_shape one = {.cols = in->dim, .own_cols = in->dim};
 
         slice_stack(&one, shape.pieces[i].rows, shape.pieces[i].own_rows, i < 2 ? order : NULL);
+        if (i == 0 && whole->has_gate)
+            one = weights_half_shape(in, whole, own, 0, order);
         loader_add(&all, patterns[i], one);
     }
     return all;
@@ -151,6 +172,8 @@ static void weights_load_attention(const struct loading *in, const struct layer_
     const struct arch_names *names = in->names;
     const struct attn_plan *attn = &whole->attn;
     const struct loader_tensors qkv = weights_qkv_tensors(in, attn, &part->attn);
+    const struct loader_tensors gate =
+        loader_tensor(names->q, weights_half_shape(in, attn, &part->attn, attn->head_dim, NULL));
     const struct loader_tensors out_proj = loader_tensor(
         names->o, slice_whole(in->dim, in->dim, plan_mixer_out(whole), plan_mixer_out(part)));
 
@@ -163,7 +186,9 @@ static void weights_load_attention(const struct loading *in, const struct layer_
     w->mixer_in = loader_matrix(loader, &qkv, USE_LAYER);
     if (attn->qkv_bias)
         w->mixer_in_bias = loader_bias(loader, &qkv, part->splits.mixer_in);
-    weights_load_head_norms(in, attn, weights_head_order(in, attn->rope), w);
+    if (attn->has_gate)
+        w->mixer_gate = loader_matrix(loader, &gate, USE_LAYER);
+    weights_load_head_norms(in, attn, &part->attn, weights_head_order(in, attn->rope), w);
     w->mixer_out = loader_matrix(loader, &out_proj, USE_LAYER);
     if (attn->o_bias)
         w->mixer_out_bias = loader_bias(loader, &out_proj, part->splits.mixer_out);
@@ -189,6 +214,118 @@ static void weights_load_recurrent(const struct loading *in, const struct layer_
     w->norm_mixer = weights_load_first_norm(in, names->norm_attn, whole->norms.before_mixer);
     w->mixer_in = loader_matrix(in->l, &first, USE_LAYER);
     w->mixer_out = loader_matrix(in->l, &last, USE_LAYER);
+    w->norm_mixer_after = weights_load_norm(in, names->norm_attn_after, whole->norms.after_mixer);
+}
+
+/* A piece that has `chunk` rows of every `stride`, from row `from` on, of a tensor of which the
+ * pieces before it are parts too. */
+static void weights_stack_turns(struct slice_shape *s, int rows, int own_rows, int chunk,
+                                int stride)
+{
+    int from = 0;
+
+    for (int i = 0; i < s->n_pieces; i++)
+        from += s->pieces[i].chunk;
+    slice_stack(s, rows, own_rows, NULL);
+    s->pieces[s->n_pieces - 1].from = from;
+    s->pieces[s->n_pieces - 1].chunk = chunk;
+    s->pieces[s->n_pieces - 1].stride = stride;
+}
+
+/* q, k, v and z: of each key head in turn, or one below the other in two tensors. */
+static struct loader_tensors weights_delta_rows(const struct loading *in,
+                                                const struct k_delta_shape *whole,
+                                                const struct k_delta_shape *own)
+{
+    const int rows[] = {k_delta_keys(whole), k_delta_keys(whole), k_delta_values(whole),
+                        k_delta_values(whole)};
+    const int own_rows[] = {k_delta_keys(own), k_delta_keys(own), k_delta_values(own),
+                            k_delta_values(own)};
+    int stride = (k_delta_channels(whole) + k_delta_values(whole)) / whole->n_k_heads;
+    struct slice_shape shape = {.cols = in->dim, .own_cols = in->dim};
+    struct loader_tensors all;
+
+    if (in->names->delta_qkvz != NULL) {
+        for (int i = 0; i < 4; i++)
+            weights_stack_turns(&shape, rows[i], own_rows[i], rows[i] / whole->n_k_heads, stride);
+        return loader_tensor(in->names->delta_qkvz, shape);
+    }
+    for (int i = 0; i < 3; i++)
+        slice_stack(&shape, rows[i], own_rows[i], NULL);
+    all = loader_tensor(in->names->delta_qkv, shape);
+    loader_add(&all, in->names->delta_z, slice_whole(rows[3], own_rows[3], in->dim, in->dim));
+    return all;
+}
+
+/* b and a, likewise. */
+static struct loader_tensors weights_delta_gates(const struct loading *in,
+                                                 const struct k_delta_shape *whole,
+                                                 const struct k_delta_shape *own)
+{
+    const struct slice_shape one = slice_whole(whole->n_v_heads, own->n_v_heads, in->dim, in->dim);
+    struct slice_shape both = {.cols = in->dim, .own_cols = in->dim};
+    int turn = whole->n_v_heads / whole->n_k_heads;
+    struct loader_tensors all;
+
+    if (in->names->delta_ba != NULL) {
+        for (int i = 0; i < 2; i++)
+            weights_stack_turns(&both, whole->n_v_heads, own->n_v_heads, turn, 2 * turn);
+        return loader_tensor(in->names->delta_ba, both);
+    }
+    all = loader_tensor(in->names->delta_b, one);
+    loader_add(&all, in->names->delta_a, one);
+    return all;
+}
+
+/* A rank's part of numbers that all ranks have: those of its heads, of `width` each. */
+static const float *weights_of_share(const struct loading *in, const float *all, size_t before,
+                                     int own_heads, int width)
+{
+    if (all == NULL)
+        return NULL;
+    return all + before + (size_t)in->l->share * (size_t)own_heads * (size_t)width;
+}
+
+/* Weights beside the matrices. */
+static struct k_delta weights_load_delta_numbers(const struct loading *in,
+                                                 const struct k_delta_shape *whole,
+                                                 const struct k_delta_shape *own)
+{
+    const struct arch_names *names = in->names;
+    const struct slice_shape norm = slice_whole(whole->v_dim, whole->v_dim, 1, 1);
+    size_t keys = (size_t)k_delta_keys(whole) * (size_t)whole->n_taps;
+    int key = whole->k_dim * whole->n_taps, value = whole->v_dim * whole->n_taps;
+    const float *taps =
+        loader_numbers(in->l, names->delta_conv, k_delta_channels(whole), whole->n_taps, 1.0f);
+    const float *a_log = loader_numbers(in->l, names->delta_a_log, whole->n_v_heads, 1, 1.0f);
+    const float *bias = loader_numbers(in->l, names->delta_dt_bias, whole->n_v_heads, 1, 1.0f);
+
+    return (struct k_delta){.shape = *own,
+                            .q_taps = weights_of_share(in, taps, 0, own->n_k_heads, key),
+                            .k_taps = weights_of_share(in, taps, keys, own->n_k_heads, key),
+                            .v_taps = weights_of_share(in, taps, 2 * keys, own->n_v_heads, value),
+                            .a_log = weights_of_share(in, a_log, 0, own->n_v_heads, 1),
+                            .dt_bias = weights_of_share(in, bias, 0, own->n_v_heads, 1),
+                            .norm = loader_vector(in->l, names->delta_norm, &norm, false),
+                            .eps = in->l->whole->norm.eps};
+}
+
+/* Products of b and a are float32, so their matrix is plain. */
+static void weights_load_delta(const struct loading *in, const struct layer_plan *whole,
+                               const struct layer_plan *part, struct layer_weights *w)
+{
+    const struct arch_names *names = in->names;
+    const struct loader_tensors rows = weights_delta_rows(in, &whole->delta, &part->delta);
+    const struct loader_tensors gates = weights_delta_gates(in, &whole->delta, &part->delta);
+    const struct loader_tensors out =
+        loader_tensor(names->delta_out,
+                      slice_whole(in->dim, in->dim, plan_mixer_out(whole), plan_mixer_out(part)));
+
+    w->norm_mixer = weights_load_first_norm(in, names->norm_attn, whole->norms.before_mixer);
+    w->mixer_in = loader_matrix(in->l, &rows, USE_LAYER);
+    w->mixer_gate = loader_matrix(in->l, &gates, USE_ADDED);
+    w->delta = weights_load_delta_numbers(in, &whole->delta, &part->delta);
+    w->mixer_out = loader_matrix(in->l, &out, USE_LAYER);
     w->norm_mixer_after = weights_load_norm(in, names->norm_attn_after, whole->norms.after_mixer);
 }
 
@@ -376,6 +513,7 @@ static void weights_load_layer(const struct loading *in, int layer)
     switch (whole->mixer) {
     case MIXER_ATTENTION: weights_load_attention(in, whole, part, weights); break;
     case MIXER_RECURRENT: weights_load_recurrent(in, whole, part, weights); break;
+    case MIXER_DELTA: weights_load_delta(in, whole, part, weights); break;
     }
     weights_load_ffn(in, whole, part, weights);
     if (in->l->whole->embeds.width > 0)

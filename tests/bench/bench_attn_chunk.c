@@ -52,6 +52,8 @@ static const struct bench_case cases[] = {
     {"2k of 32k", 32, 8, 128, 16, 0, 1, 2048, 32768, K_E4M3},
     {"8k causal", 32, 8, 64, 16, 0, 1, 8192, 8192, K_E4M3},
     {"8k causal", 16, 4, 256, 16, 0, 1, 8192, 8192, K_E4M3},
+    {"8k causal", 16, 2, 512, 16, 0, 1, 8192, 8192, K_BF16},
+    {"8k causal", 16, 2, 512, 16, 0, 1, 8192, 8192, K_E4M3},
 };
 
 struct bench {

@@ -3,11 +3,12 @@
  * How fast decode attention reads: random keys and values, pages in random order, several layers
  * in turn so that nothing is in the L2 cache.
  *
- *   bench_attn_decode [ROUNDS [SHAPES]]
+ *   bench_attn_decode [ROUNDS [SHAPES [FIRST]]]
  *
- * One line a shape: microseconds of one layer (median of the rounds, each a graph of all
- * layers), the bytes of keys and values over that time as a share of 4.65 TB/s, an H200's read
- * bandwidth, and as a share of what a plain read of as many bytes takes in the same run; then the
+ * SHAPES of them, from number FIRST on. One line a shape: microseconds of one layer (median of the
+ * rounds, each a graph of all layers), the bytes of keys and values over that time as a share of
+ * 4.65 TB/s, an H200's read bandwidth, and as a share of what a plain read of as many bytes takes
+ * in the same run; with a window its keys and values count, and all heads have sinks. Then the
  * times of a layer that rotates, that may begin early, too, and that norms heads, too. */
 #include <math.h>
 #include <string.h>
@@ -27,24 +28,29 @@ struct shape {
     int n_long, long_; /* and of this one */
     int n_layers;
     int n_heads, n_kv_heads, head_dim;
+    int window; /* with sinks; 0: all tokens, without */
 };
 
 static const struct shape shapes[] = {
-    {"64 x 8192", 64, 8192, 0, 0, 2, 32, 8, 128},
-    {"131072 + 31 x 4096", 31, 4096, 1, 131072, 4, 32, 8, 128},
-    {"256 x 1536", 256, 1536, 0, 0, 2, 32, 8, 128},
-    {"256 x 100", 256, 100, 0, 0, 8, 32, 8, 128},
-    {"16 x 1024", 16, 1024, 0, 0, 16, 32, 8, 128},
-    {"1 x 128", 1, 128, 0, 0, 64, 32, 8, 128},
-    {"1 x 1024", 1, 1024, 0, 0, 64, 32, 8, 128},
-    {"1 x 8192", 1, 8192, 0, 0, 32, 32, 8, 128},
-    {"1 x 131072", 1, 131072, 0, 0, 4, 32, 8, 128},
-    {"64 x 4096, 64/8 x 128", 64, 4096, 0, 0, 2, 64, 8, 128},
-    {"64 x 4096, 16/1 x 128", 64, 4096, 0, 0, 8, 16, 1, 128},
-    {"64 x 4096, 32/8 x 64", 64, 4096, 0, 0, 4, 32, 8, 64},
-    {"64 x 4096, 32/8 x 80", 64, 4096, 0, 0, 4, 32, 8, 80},
-    {"64 x 4096, 32/32 x 96", 64, 4096, 0, 0, 1, 32, 32, 96},
-    {"64 x 4096, 8/4 x 256", 64, 4096, 0, 0, 2, 8, 4, 256},
+    {"64 x 8192", 64, 8192, 0, 0, 2, 32, 8, 128, 0},
+    {"131072 + 31 x 4096", 31, 4096, 1, 131072, 4, 32, 8, 128, 0},
+    {"256 x 1536", 256, 1536, 0, 0, 2, 32, 8, 128, 0},
+    {"256 x 100", 256, 100, 0, 0, 8, 32, 8, 128, 0},
+    {"16 x 1024", 16, 1024, 0, 0, 16, 32, 8, 128, 0},
+    {"1 x 128", 1, 128, 0, 0, 64, 32, 8, 128, 0},
+    {"1 x 1024", 1, 1024, 0, 0, 64, 32, 8, 128, 0},
+    {"1 x 8192", 1, 8192, 0, 0, 32, 32, 8, 128, 0},
+    {"1 x 131072", 1, 131072, 0, 0, 4, 32, 8, 128, 0},
+    {"64 x 4096, 64/8 x 128", 64, 4096, 0, 0, 2, 64, 8, 128, 0},
+    {"64 x 4096, 16/1 x 128", 64, 4096, 0, 0, 8, 16, 1, 128, 0},
+    {"64 x 4096, 32/8 x 64", 64, 4096, 0, 0, 4, 32, 8, 64, 0},
+    {"64 x 4096, 32/8 x 80", 64, 4096, 0, 0, 4, 32, 8, 80, 0},
+    {"64 x 4096, 32/32 x 96", 64, 4096, 0, 0, 1, 32, 32, 96, 0},
+    {"64 x 4096, 8/4 x 256", 64, 4096, 0, 0, 2, 8, 4, 256, 0},
+    {"64 x 8192, last 128, 64/8 x 64", 64, 8192, 0, 0, 12, 64, 8, 64, 128},
+    {"64 x 4096, 16/2 x 512", 64, 4096, 0, 0, 2, 16, 2, 512, 0},
+    {"1 x 1024, 16/2 x 512", 1, 1024, 0, 0, 32, 16, 2, 512, 0},
+    {"1 x 32768, 16/2 x 512", 1, 32768, 0, 0, 8, 16, 2, 512, 0},
 };
 
 struct bench {
@@ -132,7 +138,7 @@ static void open_tokens(struct bench *b, int page_tokens)
         len[i] = length_of(s, i);
         n_pages += pages;
         pages_max = pages > pages_max ? pages : pages_max;
-        b->kv_bytes += (size_t)len[i];
+        b->kv_bytes += (size_t)(s->window > 0 && s->window < len[i] ? s->window : len[i]);
     }
     order = malloc((size_t)n_pages * 4);
     ids = calloc((size_t)n * (size_t)pages_max, 4);
@@ -166,11 +172,12 @@ static void bench_open(struct bench *b, int page_tokens, enum k_type type)
     const struct shape *s = b->s;
     int n = s->n_seqs + s->n_long;
     size_t width = (size_t)(s->n_heads + 2 * s->n_kv_heads) * (size_t)s->head_dim;
-    float *turns;
+    float *turns, *sinks;
 
     b->kv = (struct k_kv){.n_kv_heads = s->n_kv_heads,
                           .head_dim = s->head_dim,
                           .page_tokens = page_tokens,
+                          .window = s->window,
                           .type = type,
                           .k_scale = 1.0f,
                           .v_scale = 1.0f};
@@ -186,6 +193,12 @@ static void bench_open(struct bench *b, int page_tokens, enum k_type type)
     b->norms = alloc((size_t)s->head_dim * 2);
     bench_must(k_fill_random(b->norms, (size_t)s->head_dim, 1.0f, 1, NULL), "norms");
     b->sink = alloc(4);
+    if (s->window > 0) {
+        sinks = alloc((size_t)s->n_heads * sizeof *sinks);
+        bench_must(cudaMemset(sinks, 0, (size_t)s->n_heads * sizeof *sinks) != cudaSuccess,
+                   "sinks");
+        b->kv.sinks = sinks;
+    }
     b->plan = (struct k_attn_plan){
         .n_decodes = n,
         .schedule = alloc(k_attn_schedule_bytes(n)),
@@ -263,8 +276,8 @@ static void bench(const struct shape *s, int page_tokens, enum k_type type, int 
 
     bench_open(&b, page_tokens, type);
     us = time_of(&b, ATTEND);
-    turned = time_of(&b, ATTEND_TURNED);
-    overlapped = time_of(&b, ATTEND_OVERLAPPED);
+    turned = s->head_dim <= 256 ? time_of(&b, ATTEND_TURNED) : (double)NAN;
+    overlapped = s->head_dim <= 256 ? time_of(&b, ATTEND_OVERLAPPED) : (double)NAN;
     normed = s->head_dim == 128 ? time_of(&b, ATTEND_NORMED) : (double)NAN;
     read = time_of(&b, READ);
     plan = time_of(&b, PLAN);
@@ -280,15 +293,16 @@ static void bench(const struct shape *s, int page_tokens, enum k_type type, int 
 int main(int argc, char **argv)
 {
     int rounds = argc > 1 ? atoi(argv[1]) : 20;
+    size_t first = argc > 3 ? (size_t)atoi(argv[3]) : 0;
     size_t n_shapes = argc > 2 ? (size_t)atoi(argv[2]) : sizeof shapes / sizeof shapes[0];
 
     bench_choose_kernels();
     if (rounds < 1 || rounds > ROUNDS_MAX)
         rounds = 20;
-    for (size_t i = 0; i < n_shapes && i < sizeof shapes / sizeof shapes[0]; i++) {
+    for (size_t i = first; i < first + n_shapes && i < sizeof shapes / sizeof shapes[0]; i++) {
         bench(&shapes[i], 16, K_BF16, rounds);
         bench(&shapes[i], 16, K_E4M3, rounds);
-        if (i < 2) {
+        if (i < 2) { /* pages of another size, too */
             bench(&shapes[i], 64, K_BF16, rounds);
             bench(&shapes[i], 64, K_E4M3, rounds);
         }

@@ -113,6 +113,15 @@ def few_experts(**more):
     return small(**dict(dict(num_hidden_layers=2), **more))
 
 
+def delta(n_k_heads, n_v_heads, k_dim, v_dim):
+    return dict(linear_num_key_heads=n_k_heads, linear_num_value_heads=n_v_heads,
+                linear_key_head_dim=k_dim, linear_value_head_dim=v_dim)
+
+
+DELTA_TYPES = ["linear_attention", "linear_attention", "linear_attention", "full_attention",
+               "linear_attention"]
+PARTIAL = dict(rope_type="default", rope_theta=1e7, partial_rotary_factor=0.25,
+               mrope_section=[1, 1, 0])
 LONG = dict(rope_type="longrope", rope_theta=10000.0, original_max_position_embeddings=64,
             short_factor=[1.0, 1.5, 2.5, 4.0, 6.0], long_factor=[1.0, 1.5, 2.5, 4.0, 6.0],
             short_mscale=1.2, long_mscale=1.2)
@@ -186,6 +195,21 @@ EXPERTS = {
                                               top_k_experts=2, moe_intermediate_size=18,
                                               layer_types=["sliding_attention"] * 2 +
                                               ["full_attention"]), True, 0.2),
+    # Layers with states: key heads of 12 for two value heads of 20 each.
+    "qwen3-next": ("qwen3_next", few_experts(head_dim=16, **delta(2, 4, 12, 20),
+                                             layer_types=DELTA_TYPES[2:4], num_experts=5,
+                                             num_experts_per_tok=3, moe_intermediate_size=20,
+                                             shared_expert_intermediate_size=24,
+                                             rope_parameters=PARTIAL), False, 0.2),
+    # The heads of released checkpoints.
+    "qwen3.5-moe": ("qwen3_5_moe_text", few_experts(hidden_size=32, head_dim=16,
+                                                    intermediate_size="left out",
+                                                    **delta(1, 2, 128, 128),
+                                                    layer_types=DELTA_TYPES[2:4], num_experts=6,
+                                                    num_experts_per_tok=2,
+                                                    moe_intermediate_size=18,
+                                                    shared_expert_intermediate_size=24,
+                                                    rope_parameters=PARTIAL), True, 0.25),
     "phimoe": ("phimoe", few_experts(intermediate_size=20, num_local_experts=5,
                                      attention_bias=True, lm_head_bias=True,
                                      rope_parameters=LONG), False, 0.25),
@@ -197,6 +221,10 @@ VISION = dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, out_hi
 WRAPPED = {
     "qwen3-vl": ("qwen3_vl", small(head_dim=16, rope_parameters={
         "rope_type": "default", "rope_theta": 500000.0, "mrope_section": [4, 2, 2]}), VISION, 0.2),
+    # Wide enough for the products of few rows on a GPU.
+    "qwen3.5": ("qwen3_5", small(hidden_size=64, num_hidden_layers=5, head_dim=16,
+                                 **delta(4, 8, 16, 16), layer_types=DELTA_TYPES,
+                                 rope_parameters=PARTIAL), VISION, 0.2),
 }
 
 
@@ -263,7 +291,13 @@ def make_model(torch, transformers, config, seed, deviation, fused=None):
     model = auto.from_config(config, **options).float().eval()
     for name, p in model.named_parameters():
         noise = torch.randn(p.shape)
-        if p.dim() == 1 and name.endswith("bias"):
+        if name.endswith("A_log"):  # states that forget within some tens of tokens
+            p.data = noise - 2
+        elif "conv1d" in name:
+            p.data = 0.6 * noise
+        elif name.endswith("dt_bias"):
+            p.data = 0.5 * noise - 1
+        elif p.dim() == 1 and name.endswith("bias"):
             p.data = 0.2 * noise
         elif p.dim() == 1:  # a norm: about 1, or about 0 where 1 is added
             p.data = p.data.mean().round() + 0.15 * noise

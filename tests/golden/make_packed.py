@@ -345,6 +345,81 @@ def make_model(out, name):
     print(name, "seed", seed, "least gap", min(min(c["gaps"]) for c in cases))
 
 
+DELTA = dict(vocab_size=64, hidden_size=128, num_hidden_layers=2, num_attention_heads=2,
+             num_key_value_heads=1, head_dim=64, intermediate_size=128, max_position_embeddings=512,
+             linear_num_key_heads=1, linear_num_value_heads=2, linear_key_head_dim=64,
+             linear_value_head_dim=64, layer_types=["linear_attention", "full_attention"],
+             rope_parameters=dict(rope_type="default", rope_theta=1e7, partial_rotary_factor=0.25),
+             bos_token_id=None, eos_token_id=None, pad_token_id=None, tie_word_embeddings=True)
+
+
+def e4m3_block(w):
+    """Blocks of 128 x 128."""
+    n, k = w.shape
+    scales = np.zeros(((n + 127) // 128, (k + 127) // 128), np.float32)
+    wide = np.zeros_like(w)
+    for i in range(scales.shape[0]):
+        for j in range(scales.shape[1]):
+            at = np.s_[128 * i:128 * i + 128, 128 * j:128 * j + 128]
+            scales[i, j] = np.abs(w[at]).max() / 448
+            wide[at] = scales[i, j]
+    q = torch.from_numpy(w / wide).to(torch.float8_e4m3fn)
+    return {"weight": q, "weight_scale_inv": torch.from_numpy(scales)}, q.float().numpy() * wide
+
+
+def round_inputs(module, args):
+    """What a product with codes reads."""
+    groups = args[0].reshape(*args[0].shape[:-1], -1, 128)
+    scales = groups.abs().amax(-1, keepdim=True).clamp(min=1e-12) / 448
+    return ((groups / scales).to(torch.float8_e4m3fn).float() * scales).reshape(args[0].shape),
+
+
+def error_of_rounded_inputs(model, cases):
+    off = 0.0
+    for key, module in model.named_modules():
+        if "_proj" in key and not key.endswith(("in_proj_a", "in_proj_b")):
+            module.register_forward_pre_hook(round_inputs)
+    for case in cases:
+        with torch.no_grad():
+            low = model(torch.tensor([case["prompt"]])).logits[0, -len(case["logits"]):]
+        off = max(off, ((low - case["logits"]).norm() / case["logits"].norm()).item())
+    return off
+
+
+def make_delta(out):
+    """Gated DeltaNet with matrices in FP8 beside two that are not, in one layer, for one input."""
+    import transformers
+    folder = os.path.join(out, "model-delta-fp8")
+    for seed in range(1, 200):
+        rng = np.random.default_rng(seed)
+        torch.manual_seed(seed)
+        model = transformers.AutoModelForCausalLM.from_config(
+            transformers.AutoConfig.for_model("qwen3_5_text", **DELTA)).float().eval()
+        tensors = {}
+        for key, p in model.named_parameters():
+            if "_proj" in key and not key.endswith(("in_proj_a.weight", "in_proj_b.weight")):
+                packed, w = e4m3_block(noise(rng, *p.shape, 0.12))
+                tensors.update({key[:-len("weight")] + k: v for k, v in packed.items()})
+                p.data = torch.from_numpy(np.ascontiguousarray(w, np.float32))
+                continue
+            mean = -2 if "A_log" in key else p.data.mean().round() if p.dim() == 1 else 0
+            p.data = (mean + (0.3 if p.dim() < 3 else 0.6) * torch.randn(p.shape)).bfloat16().float()
+            tensors[key] = p.data.bfloat16()
+        picks, cases = random.Random(seed), []
+        for n in (1, 7, 40):
+            cases.append(goldens.golden_case(torch, model, [picks.randrange(64) for _ in range(n)]))
+        least = min(min(c["gaps"]) for c in cases)
+        off = error_of_rounded_inputs(model, cases) if least >= goldens.GAP_MIN else 1.0
+        if off < 0.08:
+            break
+    config = model.config.to_dict()
+    config.update(architectures=["Qwen3_5ForCausalLM"], quantization_config={
+        "quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]})
+    write(folder, tensors, config)
+    goldens.write_cases(os.path.join(folder, "golden.bin"), 64, cases)
+    print("delta-fp8 seed", seed, "least gap", least, "rounded inputs", off)
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", default=os.path.join(os.path.dirname(os.path.abspath(__file__)),
@@ -354,6 +429,7 @@ def main():
         make_matrix(out, name)
     for name in MODELS:
         make_model(out, name)
+    make_delta(out)
 
 
 if __name__ == "__main__":

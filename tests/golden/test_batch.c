@@ -32,6 +32,12 @@ static float alone[N_SEQS][N_VOCAB], of_one_rank[N_SEQS][N_VOCAB];
     "\"global_head_dim\":28,\"num_global_key_value_heads\":1,\"sliding_window\":19," \
     "\"attention_k_eq_v\":true,"
 
+/* States of several pages, whose rows cross their borders. */
+#define DELTA                                                   \
+    "\"partial_rotary_factor\":0.5,\"linear_num_key_heads\":4," \
+    "\"linear_num_value_heads\":8,\"linear_key_head_dim\":10,"  \
+    "\"linear_value_head_dim\":14,"
+
 static const struct {
     const char *name, *config;
 } models[] = {
@@ -50,6 +56,12 @@ static const struct {
      "\"sliding_attention\",\"recurrent\",\"full_attention\",\"recurrent\"]," SIZES "}"},
     {"states", "{\"architectures\":[\"ToyRecurrentForCausalLM\"],\"num_hidden_layers\":2,"
                "\"layer_types\":[\"recurrent\",\"recurrent\"]," SIZES "}"},
+    {"delta rule and all tokens",
+     "{\"architectures\":[\"Qwen3_5ForCausalLM\"],\"num_hidden_layers\":4," DELTA SIZES "}"},
+    {"delta rule, gates in turn and experts",
+     "{\"architectures\":[\"Qwen3NextForCausalLM\"],\"num_hidden_layers\":3,"
+     "\"full_attention_interval\":2,\"num_experts\":7,\"num_experts_per_tok\":3,"
+     "\"moe_intermediate_size\":52,\"shared_expert_intermediate_size\":44," DELTA SIZES "}"},
     {"experts", "{\"architectures\":[\"Qwen2MoeForCausalLM\"],\"num_hidden_layers\":3,"
                 "\"mlp_only_layers\":[1],\"num_experts\":7,\"num_experts_per_tok\":3,"
                 "\"moe_intermediate_size\":52,\"shared_expert_intermediate_size\":44," SIZES "}"},

@@ -22,9 +22,11 @@ KINDS = [("windows beside all tokens", lambda: twin.windows(48, (2, 5)), False),
          ("a window in all layers", lambda: twin.windows(80, ()), False),
          ("states beside all tokens", lambda: twin.states("rfrfrr"), True),
          ("states alone", lambda: twin.states("rrrrrr"), True),
+         ("delta rule beside all tokens", lambda: twin.delta("ddfddf"), True),
          ("states, windows and all tokens", lambda: twin.states("rfwrwf"), True)]
 BLOCK = 16
 BOUNDED = {"a window in all layers": 12, "states alone": 6}  # pages that any length fits in
+SHORT = {"delta rule beside all tokens": 140}  # else 220
 
 
 def say(s, ids, n=24):
@@ -126,7 +128,7 @@ for name, make, has_states in KINDS:
         r = subprocess.run([os.path.join(BUILDDIR, "lmdb-dump"), "--verify", s.store_dir],
                            capture_output=True, encoding="utf-8")
         tap.eq(r.returncode, 0, "the store is whole: %s" % (r.stdout or r.stderr).strip()[-80:])
-    with Stack(model=folder, engine=["--num-pages", 220, "--max-model-len", 1200,
+    with Stack(model=folder, engine=["--num-pages", SHORT.get(name, 220), "--max-model-len", 1200,
                                      "--max-num-batched-tokens", 128]) as s:
         long = [p + draw(100) for p in prompts[5:]]
         alone = [say(s, p, 60)[0] for p in long]

@@ -3,17 +3,17 @@
 content, calls go out and come back, texts end where the model's tokens say, efforts reach the
 prompt, and no text of a reply that is not harmony is lost.
 
-The model says a known text as a completion of a chat's prompt (harmony.py); derender, whose parser
+The model says a known text as a completion of a chat's prompt (spoken.py); derender, whose parser
 is that of chats, makes the chat's answer of its tokens. In chats it draws: their forms are held to, streamed as whole."""
 
 import json
 
 import harmony
 from harness import Stack, Tap, need_nginx
+from spoken import CHAT, Joined, message_of, post, prompt, streamed, whole
 
 need_nginx()
 tap = Tap()
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 WEATHER = {"type": "function", "function": {
     "name": "get_weather", "description": "The weather", "parameters": {
         "type": "object", "required": ["city"], "additionalProperties": False,
@@ -59,90 +59,19 @@ REPLIES = [
 ]
 
 
-def post(s, path, body):
-    r = s.post(path, body)
-    if r.status != 200:
-        raise RuntimeError("%s: %d %s" % (path, r.status, r.text))
-    return r.json
-
-
-def message_of(choice):
-    """(reasoning, content, calls, finish_reason) of a choice."""
-    m = choice["message"]
-    return m.get("reasoning") or None, m["content"] or None, calls_of(m), choice["finish_reason"]
-
-
-def calls_of(message):
-    return [(c["function"]["name"], c["function"]["arguments"])
-            for c in message.get("tool_calls") or []]
-
-
-class Joined:
-    """What a stream's chunks add up to."""
-
-    def __init__(self):
-        self.reasoning, self.content, self.calls, self.finish = [], [], [], None
-
-    def add(self, chunk):
-        for c in chunk["choices"]:
-            d = c["delta"]
-            self.reasoning += [d["reasoning"]] if d.get("reasoning") else []
-            self.content += [d["content"]] if d.get("content") else []
-            for t in d.get("tool_calls") or []:
-                if t["index"] == len(self.calls):
-                    self.calls.append((t["function"]["name"], ""))
-                name, args = self.calls[t["index"]]
-                self.calls[t["index"]] = name, args + (t["function"].get("arguments") or "")
-            self.finish = c["finish_reason"] or self.finish
-
-    def message(self):
-        return ("".join(self.reasoning) or None, "".join(self.content) or None, self.calls,
-                self.finish)
-
-
-def rendered(s, text, **fields):
-    """A chat's body, and the completion that says this text after the chat's prompt."""
-    body = s.chat("What is it?", tools=[WEATHER, NOW], **fields)
-    ids = post(s, "/tokenize", {"messages": body["messages"], "tools": body["tools"]})["tokens"]
-    return body, s.completion(ids, return_token_ids=True, **harmony.says(text))
-
-
-def generated(event):
-    """A completion's event as one of a generation."""
-    return {"request_id": event["id"], "choices": [
-        {k: c.get(k) for k in ("index", "token_ids", "finish_reason")} for c in event["choices"]]}
-
-
-def whole(s, text):
-    body, request = rendered(s, text)
-    return post(s, CHAT + "/derender", {
-        "chat_request": body, "generate_response": generated(post(s, TEXT, request))})
-
-
-def streamed(s, text):
-    body, request = rendered(s, text, stream=True)
-    told, state = Joined(), None
-    for e in s.open_stream(TEXT, request):
-        r = post(s, CHAT + "/derender", {
-            "chat_request": body, "stream": True, "generate_chunk": generated(e),
-            "stream_state": state})
-        state = r["stream_state"]
-        told.add(r["chunk"])
-    return told
-
-
 def replies(s):
     for name, text, *want in REPLIES:
         with tap.section(name):
-            tap.eq(message_of(whole(s, text)["choices"][0]), tuple(want), name + ", whole")
-            told = streamed(s, text)
+            got = whole(s, harmony, text, [WEATHER, NOW])["choices"][0]
+            tap.eq(message_of(got), tuple(want), name + ", whole")
+            told = streamed(s, harmony, text, [WEATHER, NOW])
             tap.eq(told.message(), tuple(want), name + ", streamed")
 
 
 def chats(s):
     """Drawn: reasoning of any length, or none; then what the form allows. Seeds that do not come
     to an end are cut by max_tokens, and have no content or call but a beginning."""
-    end = {str(harmony.read_tokenizer()[1]["<|end|>"]): 4}
+    end = {str(harmony.token_id("<|end|>")): 4}
     paris = dict(WEATHER["function"], parameters={
         "type": "object", "required": ["city"], "additionalProperties": False,
         "properties": {"city": {"enum": ["Paris"], "description": "where"}}})
@@ -174,14 +103,6 @@ def chats(s):
     tap.ok(n_pieces > 1, "reasoning comes in pieces")
 
 
-def prompt(s, messages, **fields):
-    r = s.post("/tokenize", {"model": "demo", "messages": messages, **fields})
-    if r.status != 200:
-        tap.note(r.text)
-        return ""
-    return s.post("/detokenize", {"model": "demo", "tokens": r.json["tokens"]}).json["prompt"]
-
-
 def efforts(s):
     """By the number of a prompt's tokens, and by what the template makes of the same words."""
     counts = {}
@@ -201,7 +122,7 @@ def efforts(s):
 
 def back_in(s):
     """A call as the server gave it, with its result, in the next prompt; then the answer."""
-    message = whole(s, THINKS + CALL + PARIS + "<|call|>")["choices"][0]["message"]
+    message = whole(s, harmony, THINKS + CALL + PARIS + "<|call|>", [WEATHER, NOW])["choices"][0]["message"]
     call = message["tool_calls"][0]
     messages = [{"role": "user", "content": "The weather?"}, message,
                 {"role": "tool", "tool_call_id": call["id"], "content": "warm"}]

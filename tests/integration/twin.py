@@ -14,6 +14,7 @@ they say is worse than what the demo model says, and as much a function of the p
 import functools
 import json
 import os
+import random
 import shutil
 import struct
 import subprocess
@@ -169,3 +170,50 @@ def states(kinds="rfrwrf", window=48):
         if name and ".gate_proj." not in name:
             tensors.append((name, head["shape"], data))
     return write_folder("states-%s" % kinds, config, tensors)
+
+
+def noise(draw, shape, deviation, mean=0.0):
+    """bfloat16 noise."""
+    n = 1
+    for d in shape:
+        n *= d
+    return b"".join(struct.pack("<f", draw.gauss(mean, deviation))[2:] for _ in range(n))
+
+
+@functools.lru_cache(maxsize=None)
+def delta(kinds="ddfddf"):
+    """A letter for each layer: d for Gated DeltaNet, whose states take several pages, f for
+    attention. Mixers are noise; the rest is the demo model's, with norms less 1."""
+    names = {"d": "linear_attention", "f": "full_attention"}
+    config = dict(read_config(), architectures=["Qwen3_5ForCausalLM"], model_type="qwen3_5_text",
+                  layer_types=[names[k] for k in kinds], linear_num_key_heads=4,
+                  linear_num_value_heads=8, linear_key_head_dim=32, linear_value_head_dim=32)
+    dim, head, draw = config["hidden_size"], config["head_dim"], random.Random(1)
+    tensors = []
+    for name, h, data in read_weights():
+        if "norm" in name:
+            data = b"".join(struct.pack("<f", struct.unpack("<f", b"\0\0" + data[i:i + 2])[0] - 1)[2:]
+                            for i in range(0, len(data), 2))
+        if ".self_attn." not in name:
+            tensors.append((name, h["shape"], data))
+    for i, kind in enumerate(kinds):
+        def add(name, shape, deviation, mean=0.0, layer=i):
+            tensors.append(("model.layers.%d.%s" % (layer, name), shape,
+                            noise(draw, shape, deviation, mean)))
+
+        if kind == "f":
+            n, kv = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
+            for part, rows in (("q", 2 * n), ("k", kv), ("v", kv)):
+                add("self_attn.%s_proj.weight" % part, [rows, dim], 0.06)
+            add("self_attn.o_proj.weight", [dim, n], 0.06)
+            for part in "qk":
+                add("self_attn.%s_norm.weight" % part, [head], 0.1)
+            continue
+        for part, rows in (("qkv", 512), ("z", 256), ("b", 8), ("a", 8)):
+            add("linear_attn.in_proj_%s.weight" % part, [rows, dim], 0.06)
+        add("linear_attn.conv1d.weight", [512, 1, 4], 0.6)
+        add("linear_attn.A_log", [8], 1.0, -3.0)  # some forget within tokens, some hardly ever
+        add("linear_attn.dt_bias", [8], 0.5)
+        add("linear_attn.norm.weight", [32], 0.1, 1.0)
+        add("linear_attn.out_proj.weight", [dim, 256], 0.06)
+    return write_folder("delta-%s" % kinds, config, tensors)

@@ -36,6 +36,10 @@ static const struct attn_case mixed[] = {
     {4, 2, 200, 8, K_BF16, 2, {66, 67}, {66, 1}},
     {4, 2, 250, 8, K_BF16, 2, {66, 67}, {66, 1}},
     {2, 1, 256, 16, K_BF16, 3, {130, 700, 3}, {130, 1, 3}},
+    {8, 1, 512, 16, K_BF16, 4, {70, 300, 3, 33}, {70, 1, 3, 20}},
+    {8, 2, 512, 16, K_E4M3, 3, {70, 300, 40}, {70, 1, 7}},
+    {5, 1, 510, 12, K_BF16, 3, {66, 67, 1}, {66, 1, 1}},
+    {2, 1, 328, 16, K_E4M3, 2, {66, 67}, {66, 1}},
 };
 
 /* Steps of decodes. Lengths: one of 0 belongs to no sequence. A token of 64 heads is more than a
@@ -77,11 +81,21 @@ static const struct {
     {16, 1, 256, 8, K_E4M3, LENGTHS(skewed)},     {40, 2, 112, 16, K_E4M3, LENGTHS(skewed)},
     {6, 2, 90, 16, K_E4M3, LENGTHS(all_sorts)},   {4, 2, 10, 5, K_E4M3, LENGTHS(skewed)},
     {64, 8, 128, 16, K_BF16, LENGTHS(skewed)},    {64, 8, 128, 16, K_E4M3, LENGTHS(all_sorts)},
+    {8, 1, 512, 16, K_BF16, LENGTHS(all_sorts)},  {4, 2, 512, 16, K_BF16, LENGTHS(skewed)},
+    {16, 1, 512, 16, K_BF16, LENGTHS(skewed)},    {8, 2, 512, 8, K_BF16, LENGTHS(equal)},
+    {8, 1, 512, 64, K_BF16, LENGTHS(single)},     {5, 1, 328, 16, K_BF16, LENGTHS(all_sorts)},
+    {2, 1, 510, 24, K_BF16, LENGTHS(skewed)},     {8, 1, 512, 16, K_BF16, LENGTHS(nobody)},
+    {8, 1, 512, 16, K_E4M3, LENGTHS(all_sorts)},  {16, 1, 512, 8, K_E4M3, LENGTHS(skewed)},
+    {8, 2, 512, 32, K_E4M3, LENGTHS(equal)},      {6, 2, 498, 16, K_E4M3, LENGTHS(skewed)},
 };
 
 /* Of all cases in turn: keys that a token sees; 0: all. Larger than K_ATTN_SHORT, too. */
 static int window;
 static const int windows[] = {0, 1, 20, 64, 300, 2500};
+
+/* Whether plans promise that contexts are short; whether heads are normed, and values too; whether
+ * another layer has written the keys and values of the step. */
+static int promises_short, has_norms, norms_values, is_shared;
 
 /* Everything of one case, on host and device. */
 struct attn_run {
@@ -202,6 +216,7 @@ static void place(struct attn_run *r)
                                .head_dim = c->head_dim,
                                .page_tokens = c->page_tokens,
                                .window = window,
+                               .is_shared = is_shared,
                                .type = c->type,
                                .k_scale = 0.5f,
                                .v_scale = 0.25f};
@@ -228,7 +243,7 @@ static void fill_pages(struct attn_run *r)
         int first = lowest_of(c, s) / (c->n_new[s] == 1 ? 1 : c->page_tokens) *
                     (c->n_new[s] == 1 ? 1 : c->page_tokens);
 
-        for (int p = first; p < c->kv_len[s] - c->n_new[s]; p++) {
+        for (int p = first; p < c->kv_len[s] - (is_shared ? 0 : c->n_new[s]); p++) {
             int32_t page = r->page_ids[s * r->host.pages_max + p / c->page_tokens];
 
             for (int h = 0; h < 2 * c->n_kv_heads * c->head_dim; h++) {
@@ -313,9 +328,6 @@ static void upload(struct attn_run *r)
     }
 }
 
-/* Whether plans promise that contexts are short; whether heads are normed. */
-static int promises_short, has_norms;
-
 /* Whether they may, so that it makes a difference. */
 static int is_short(const struct attn_case *c)
 {
@@ -356,12 +368,12 @@ static struct attn_run *run_open(const struct attn_case *c)
     struct attn_run *r = calloc(1, sizeof *r);
 
     r->c = c;
-    r->width = (c->n_heads + 2 * c->n_kv_heads) * c->head_dim;
     r->scale = 1.0f / sqrtf((float)c->head_dim);
     snprintf(r->name, sizeof r->name, "%d/%d x %d, pages of %d %s, window %d", c->n_heads,
              c->n_kv_heads, c->head_dim, c->page_tokens, c->type == K_BF16 ? "bf16" : "e4m3",
              window);
     place(r);
+    r->width = k_qkv_heads(&r->host_kv, c->n_heads) * c->head_dim;
     r->qkv_size = (size_t)r->n_tokens * (size_t)r->width;
     r->out_size = (size_t)r->n_tokens * (size_t)(c->n_heads * c->head_dim);
     r->qkv = gpu_random(r->qkv_size, 3.0f);
@@ -375,7 +387,8 @@ static struct attn_run *run_open(const struct attn_case *c)
     r->rotary = (struct k_rotary){.turns = r->turns,
                                   .q_norm = has_norms ? r->norms : NULL,
                                   .k_norm = has_norms ? r->norms + c->head_dim : NULL,
-                                  .eps = 0.25f};
+                                  .eps = 0.25f,
+                                  .norms_values = norms_values};
     upload(r);
     plan(r);
     return r;
@@ -508,8 +521,9 @@ static void check_case(const struct attn_case *c)
 {
     struct attn_run *r = run_open(c);
 
-    printf("# %s, %d sequences%s%s\n", r->name, c->n_seqs, promises_short ? ", short" : "",
-           has_norms ? ", with norms" : "");
+    printf("# %s, %d sequences%s%s%s%s\n", r->name, c->n_seqs, promises_short ? ", short" : "",
+           has_norms ? ", with norms" : "", norms_values ? ", of values too" : "",
+           is_shared ? ", shared" : "");
     check_rope(r);
     check_attn(r);
     run_close(r);
@@ -547,9 +561,16 @@ static void check_fused(const struct attn_case *c)
     run_close(r);
 }
 
+static bool is_too_large(int head_dim)
+{
+    return k_is_portable() && head_dim > K_HEAD_DIM_PORTABLE;
+}
+
 static void check_cases(int head_dim)
 {
     for (size_t i = 0; i < sizeof mixed / sizeof mixed[0]; i++) {
+        if (is_too_large(mixed[i].head_dim))
+            continue;
         for (promises_short = 0; promises_short <= is_short(&mixed[i]); promises_short++) {
             if ((head_dim == 0 || mixed[i].head_dim == head_dim) && gpu_has_turn())
                 check_case(&mixed[i]);
@@ -569,7 +590,7 @@ static void check_cases(int head_dim)
             c.kv_len[c.n_seqs] = decodes[i].kv_len[c.n_seqs];
             c.n_new[c.n_seqs] = 1;
         }
-        if (head_dim != 0 && c.head_dim != head_dim)
+        if ((head_dim != 0 && c.head_dim != head_dim) || is_too_large(c.head_dim))
             continue;
         for (promises_short = 0; promises_short <= is_short(&c); promises_short++) {
             if (!gpu_has_turn())
@@ -588,6 +609,11 @@ int main(int argc, char **argv)
         window = windows[i];
         for (has_norms = 0; has_norms <= 1; has_norms++)
             check_cases(argc > 1 ? atoi(argv[1]) : 0);
+    }
+    has_norms = norms_values = 1;
+    for (is_shared = 0; is_shared <= 1; is_shared++) {
+        window = is_shared ? 64 : 0;
+        check_cases(argc > 1 ? atoi(argv[1]) : 0);
     }
     device_close(gpu);
     return tap_done();

@@ -343,6 +343,8 @@ static void check_router(struct run *r)
         }
         r->router.bias = ways[i].has_bias ? bias : NULL;
         r->dev_router.bias = ways[i].has_bias ? dev_bias : NULL;
+        r->router.scales = ways[i].renorms ? bias : NULL; /* any numbers will do */
+        r->dev_router.scales = ways[i].renorms ? dev_bias : NULL;
         r->router.logit_bias = ways[i].scoring == K_SCORE_TOP ? bias : NULL;
         r->dev_router.logit_bias = ways[i].scoring == K_SCORE_TOP ? dev_bias : NULL;
         for (size_t k = 0; k < sizeof numbers / sizeof numbers[0]; k++) {
@@ -351,6 +353,7 @@ static void check_router(struct run *r)
         }
     }
     r->router.logit_bias = r->dev_router.logit_bias = NULL;
+    r->router.scales = r->dev_router.scales = NULL;
     free(bias);
 }
 

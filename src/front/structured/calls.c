@@ -53,6 +53,7 @@ static const struct calls_shape shapes[] = {
     {REPLY_KIMI_K2, "<|tool_calls_section_begin|>", "<|tool_call_begin|>", "functions.",
      "<|tool_call_argument_begin|>", "<|tool_call_end|>", "", "<|tool_calls_section_end|>", false},
     {REPLY_GLM45, "", "<tool_call>", "", "\n", "</tool_call>", "\n", "", false},
+    {REPLY_GEMMA4, "", "<|tool_call>", "call:", "{", "}<tool_call|>", "", "", false},
     {REPLY_LIST, "\\[", "", "{\"name\": \"", "\", \"parameters\": ", "}", ", ", "\\]", true},
 };
 
@@ -400,6 +401,7 @@ static const char *const avoided[REPLY_FORMATS][6] = {
     [REPLY_DEEPSEEK_V31] = {"<\xef\xbd\x9ctool" DEEPSEEK_LOW "call"},
     [REPLY_KIMI_K2] = {"<|tool_call"},
     [REPLY_GLM45] = {"<tool_call>"},
+    [REPLY_GEMMA4] = {"<|tool_call>"},
     [REPLY_HARMONY] = {"<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>"},
 };
 

@@ -8,7 +8,8 @@
  *
  *   tags    <parameter=city>\nParis\n</parameter>\n        (\n: a line feed)
  *   pairs   <arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n
- *   python  city="Paris", days=3 */
+ *   python  city="Paris", days=3
+ *   marked  city:<|"|>Paris<|"|>,days:3 */
 #include <stdio.h>
 #include <string.h>
 
@@ -28,6 +29,8 @@ struct args_style {
     const char *text;            /* pattern for a text without quotes */
     const char *before, *behind; /* text before and after a member's name */
     const char *end;             /* text after a member */
+    const char *between;         /* text between members; NULL: each has its end */
+    const char *quote;           /* around a text without quotes; NULL: nothing */
 };
 
 static const struct args_style style_json = {.inside = NULL};
@@ -50,7 +53,14 @@ static const struct args_style style_pairs = {
 static const struct args_style style_python = {.inside = "(?![\\s\\S]*<\\|python_end\\|>)[^\\x00]*",
                                                .before = "",
                                                .behind = "=",
-                                               .end = ""};
+                                               .end = "",
+                                               .between = ", "};
+static const struct args_style style_marked = {.text = "(?![\\s\\S]*<\\|\"\\|>)[^\\x00]*",
+                                               .before = "",
+                                               .behind = ":",
+                                               .end = "",
+                                               .between = ",",
+                                               .quote = "<|\"|>"};
 
 /* Where the type is unknown, the parser reads a text that looks like JSON as JSON; exclude
  * those. */
@@ -65,6 +75,7 @@ static const struct args_style *args_style(enum reply_format format)
     case REPLY_QWEN3_CODER: return &style_tags;
     case REPLY_GLM45: return &style_pairs;
     case REPLY_PYTHONIC: return &style_python;
+    case REPLY_GEMMA4: return &style_marked;
     case REPLY_HARMONY: return &style_harmony;
     case REPLY_PLAIN:
     case REPLY_HERMES:
@@ -194,7 +205,7 @@ static void add_tagged_value(struct calls *c, struct part_list *l, const struct 
                              const struct json *schema, const struct json *root)
 {
     bool untyped = !is_typed(schema), guess = c->format == REPLY_GLM45;
-    struct part_list ways = {0};
+    struct part_list ways = {0}, text = {0};
 
     if (!untyped && !has_type(schema, "string")) {
         calls_add(c, l,
@@ -202,9 +213,14 @@ static void add_tagged_value(struct calls *c, struct part_list *l, const struct 
                               root, style->inside));
         return;
     }
-    calls_add(c, &ways,
+    if (style->quote != NULL)
+        calls_add_text(c, &text, style->quote);
+    calls_add(c, &text,
               args_schema(c, PART_STRING, schema, (struct args_change){untyped ? "string" : "", ""},
                           root, untyped && guess ? GLM_UNTYPED : style->text));
+    if (style->quote != NULL)
+        calls_add_text(c, &text, style->quote);
+    calls_add(c, &ways, style->quote != NULL ? calls_sequence(&text) : text.items[0]);
     if (has_type(schema, "null") && json_get(schema, "enum") == NULL &&
         json_get(schema, "const") == NULL)
         calls_add_text(c, &ways, "null");
@@ -253,6 +269,9 @@ static bool is_writable(const struct calls *c, const char *key)
     if (c->format == REPLY_PYTHONIC)
         return key[0] != '\0' && strspn(key, letters) == strlen(key) &&
                strspn(key, "0123456789.") == 0;
+    if (c->format == REPLY_GEMMA4)
+        return key[0] != '\0' && strpbrk(key, ":,{}[]<>\" \t\r\n") == NULL &&
+               strlen(key) <= KEY_MAX;
     return strpbrk(key, "<>\r\n") == NULL && strlen(key) <= KEY_MAX;
 }
 
@@ -371,7 +390,8 @@ static void add_any(struct calls *c, struct part_list *l, const struct args_styl
     calls_add_text(c, &member, style->behind);
     add_value(c, &member, style, NULL, NULL);
     calls_add_text(c, &member, style->end);
-    calls_add(c, l, calls_repeat(&member, 0, UINT32_MAX, python ? ", " : ""));
+    calls_add(c, l,
+              calls_repeat(&member, 0, UINT32_MAX, style->between == NULL ? "" : style->between));
 }
 
 /* An optional member, with a comma before or after it. */
@@ -387,15 +407,15 @@ static struct grammar_part maybe(struct calls *c, const char *before, struct gra
 }
 
 /* The members from `from` on, each after a comma. */
-static void add_rest(struct calls *c, struct part_list *l, const struct args_member *m, size_t n,
-                     size_t from)
+static void add_rest(struct calls *c, struct part_list *l, const struct args_style *style,
+                     const struct args_member *m, size_t n, size_t from)
 {
     for (size_t i = from; i < n; i++) {
         if (!m[i].required) {
-            calls_add(c, l, maybe(c, ", ", m[i].part, ""));
+            calls_add(c, l, maybe(c, style->between, m[i].part, ""));
             continue;
         }
-        calls_add_text(c, l, ", ");
+        calls_add_text(c, l, style->between);
         calls_add(c, l, m[i].part);
     }
 }
@@ -403,7 +423,8 @@ static void add_rest(struct calls *c, struct part_list *l, const struct args_mem
 /* Members separated by commas. With a required member, the commas attach to it: optional ones
  * before it bring a comma after them, all later ones a comma before them. Without one, any of the
  * first FIRSTS_MAX members may come first, so there is a sequence for each. */
-static void add_list(struct calls *c, struct part_list *l, const struct args_member *m, size_t n)
+static void add_list(struct calls *c, struct part_list *l, const struct args_style *style,
+                     const struct args_member *m, size_t n)
 {
     struct part_list firsts = {0}, some = {0};
     size_t first = 0; /* index of the first required member */
@@ -412,16 +433,16 @@ static void add_list(struct calls *c, struct part_list *l, const struct args_mem
         first++;
     if (first < n) {
         for (size_t i = 0; i < first; i++)
-            calls_add(c, l, maybe(c, "", m[i].part, ", "));
+            calls_add(c, l, maybe(c, "", m[i].part, style->between));
         calls_add(c, l, m[first].part);
-        add_rest(c, l, m, n, first + 1);
+        add_rest(c, l, style, m, n, first + 1);
         return;
     }
     for (size_t i = 0; i < n && i < FIRSTS_MAX; i++) {
         struct part_list one = {0};
 
         calls_add(c, &one, m[i].part);
-        add_rest(c, &one, m, n, i + 1);
+        add_rest(c, &one, style, m, n, i + 1);
         calls_add(c, &firsts, calls_sequence(&one));
     }
     if (n == 0)
@@ -466,8 +487,8 @@ void calls_add_args(struct calls *c, struct part_list *l, const char *function,
     /* A schema that declares no members allows any. */
     if (n == 0 && !closed) {
         add_any(c, l, style);
-    } else if (c->format == REPLY_PYTHONIC) {
-        add_list(c, l, members, n);
+    } else if (style->between != NULL) {
+        add_list(c, l, style, members, n);
     } else {
         for (size_t i = 0; i < n; i++)
             calls_add(c, l,

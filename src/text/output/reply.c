@@ -86,12 +86,19 @@ const struct reply_shape reply_formats[REPLY_FORMATS] = {
                      .end = {"<arg_key>", "</tool_call>"},
                      .close = "</tool_call>",
                      .args = ARGS_PAIRS},
+    [REPLY_GEMMA4] = {.name = "gemma4",
+                      .open = {"<|tool_call>"},
+                      .head = {"call:"},
+                      .end = {"{"},
+                      .close = "<tool_call|>",
+                      .section = {"<|tool_response>"}, /* asks for the results */
+                      .args = ARGS_MARKED},
     [REPLY_HARMONY] = {.name = "openai"},
     [REPLY_LIST] = {.name = "json_list", .args = ARGS_JSON, .first = '['},
 };
 
-static const char *const think_open[] = {NULL, "<think>", "[THINK]"};
-static const char *const think_close[] = {NULL, "</think>", "[/THINK]"};
+static const char *const think_open[] = {NULL, "<think>", "[THINK]", "<|channel>thought"};
+static const char *const think_close[] = {NULL, "</think>", "[/THINK]", "<channel|>"};
 
 /* --- looking ahead ------------------------------------------------------------------------ */
 
@@ -514,7 +521,9 @@ static void reply_begin_args(struct reply *reply, enum args_kind args)
     /* The call is announced before its first parameter, so that a client can show it early. */
     reply_say_call(reply, reply->name.bytes, reply->name.len);
     reply_say(reply, REPLY_CALL_ARGS, "{", 1);
-    reply->state = REPLY_AT_PARAM;
+    reply->depth = 0;
+    reply->in_text = reply->escaped = reply->in_mark = false;
+    reply->state = args == ARGS_MARKED ? REPLY_IN_MARKED : REPLY_AT_PARAM;
 }
 
 #define NAME_READ_MAX 512 /* bytes within which a name must have ended */
@@ -588,6 +597,7 @@ static bool reply_step(struct reply *reply)
     case REPLY_IN_PARAM: return reply_step_in_param(reply);
     case REPLY_BEFORE_VALUE: return reply_step_before_value(reply);
     case REPLY_IN_VALUE: return reply_step_in_value(reply);
+    case REPLY_IN_MARKED: return reply_step_marked(reply);
     case REPLY_AT_CLOSE: return reply_step_close(reply);
     case REPLY_IN_PYTHON: return reply_step_python(reply);
     case REPLY_IN_HEADER: return reply_step_header(reply);
@@ -629,7 +639,7 @@ static int reply_run_step(struct reply *reply)
 
 void reply_init(struct reply *reply, const struct reply_options *options, reply_fn *said, void *arg)
 {
-    must(options->format < REPLY_FORMATS && options->reasoning <= REPLY_THINK_BRACKETS);
+    must(options->format < REPLY_FORMATS && options->reasoning < REPLY_REASONINGS);
     must(said != NULL);
     *reply = (struct reply){.o = *options, .said = said, .arg = arg, .state = REPLY_AT_START};
 }
@@ -704,6 +714,7 @@ enum reply_format reply_format_of(const char *source)
         const char *word;
         enum reply_format format;
     } words[] = {
+        {"<|tool_call>call:", REPLY_GEMMA4},
         {"<|channel|>", REPLY_HARMONY},
         {"<|tool_calls_section_begin|>", REPLY_KIMI_K2},
         {"```json", REPLY_DEEPSEEK_V3},
@@ -742,6 +753,8 @@ enum reply_reasoning reply_reasoning_of(const char *source)
         return REPLY_THINK;
     if (strstr(source, "[/THINK]") != NULL)
         return REPLY_THINK_BRACKETS;
+    if (strstr(source, "<channel|>") != NULL)
+        return REPLY_THINK_CHANNEL;
     return REPLY_NO_REASONING;
 }
 
@@ -780,15 +793,25 @@ bool reply_reasoning_named(const char *name, enum reply_reasoning *out)
         const char *name;
         enum reply_reasoning reasoning;
     } names[] = {
-        {"none", REPLY_NO_REASONING}, {"mistral", REPLY_THINK_BRACKETS},
-        {"think", REPLY_THINK},       {"qwen3", REPLY_THINK},
-        {"deepseek_r1", REPLY_THINK}, {"deepseek_v3", REPLY_THINK},
-        {"deepseek_v4", REPLY_THINK}, {"glm45", REPLY_THINK},
-        {"glm47", REPLY_THINK},       {"kimi_k2", REPLY_THINK},
-        {"mimo", REPLY_THINK},        {"minimax_m2", REPLY_THINK},
-        {"nemotron_v3", REPLY_THINK}, {"olmo3", REPLY_THINK},
-        {"step3", REPLY_THINK},       {"ernie45", REPLY_THINK},
-        {"holo2", REPLY_THINK},       {"openai_gptoss", REPLY_NO_REASONING}, /* channels */
+        {"none", REPLY_NO_REASONING},
+        {"mistral", REPLY_THINK_BRACKETS},
+        {"think", REPLY_THINK},
+        {"qwen3", REPLY_THINK},
+        {"deepseek_r1", REPLY_THINK},
+        {"deepseek_v3", REPLY_THINK},
+        {"deepseek_v4", REPLY_THINK},
+        {"glm45", REPLY_THINK},
+        {"glm47", REPLY_THINK},
+        {"kimi_k2", REPLY_THINK},
+        {"mimo", REPLY_THINK},
+        {"minimax_m2", REPLY_THINK},
+        {"nemotron_v3", REPLY_THINK},
+        {"olmo3", REPLY_THINK},
+        {"step3", REPLY_THINK},
+        {"ernie45", REPLY_THINK},
+        {"holo2", REPLY_THINK},
+        {"gemma4", REPLY_THINK_CHANNEL},
+        {"openai_gptoss", REPLY_NO_REASONING}, /* channels */
     };
 
     must(name != NULL && out != NULL);
@@ -805,7 +828,7 @@ bool reply_is_inside(enum reply_reasoning reasoning, const char *prompt, size_t 
 {
     const char *open, *close;
 
-    must(reasoning <= REPLY_THINK_BRACKETS);
+    must(reasoning < REPLY_REASONINGS);
     must(prompt != NULL || len == 0);
     open = think_open[reasoning];
     close = think_close[reasoning];
@@ -831,7 +854,7 @@ bool reply_is_over(enum reply_reasoning reasoning, const char *prompt, size_t le
     const char *close;
     size_t n;
 
-    must(reasoning <= REPLY_THINK_BRACKETS);
+    must(reasoning < REPLY_REASONINGS);
     must(prompt != NULL || len == 0);
     close = think_close[reasoning];
     n = close == NULL ? 0 : strlen(close);
@@ -842,13 +865,13 @@ bool reply_is_over(enum reply_reasoning reasoning, const char *prompt, size_t le
 
 const char *reply_reason_open(enum reply_reasoning reasoning)
 {
-    must(reasoning <= REPLY_THINK_BRACKETS);
+    must(reasoning < REPLY_REASONINGS);
     return think_open[reasoning];
 }
 
 const char *reply_reason_close(enum reply_reasoning reasoning)
 {
-    must(reasoning <= REPLY_THINK_BRACKETS);
+    must(reasoning < REPLY_REASONINGS);
     return think_close[reasoning];
 }
 
@@ -860,6 +883,7 @@ int reply_tags(enum reply_format format, enum reply_reasoning reasoning,
                                           "<|constrain|>", "<|end|>",     "<|call|>",
                                           "<|return|>"};
     static const char *const pairs[] = {"</arg_key>", "<arg_value>", "</arg_value>"};
+    static const char *const marked[] = {"<|\"|>", "<|channel>"};
     static const char *const params[] = {"</function>", "<parameter=", "</parameter>"};
     const struct reply_shape *shape = &reply_formats[format];
     const char *const all[] = {
@@ -870,7 +894,7 @@ int reply_tags(enum reply_format format, enum reply_reasoning reasoning,
         think_open[reasoning], think_close[reasoning]};
     int n = 0;
 
-    must(format < REPLY_FORMATS && reasoning <= REPLY_THINK_BRACKETS);
+    must(format < REPLY_FORMATS && reasoning < REPLY_REASONINGS);
     /* Columns that a format does not use are NULL. */
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         if (all[i] != NULL)
@@ -878,6 +902,11 @@ int reply_tags(enum reply_format format, enum reply_reasoning reasoning,
     }
     for (int i = 0; i < 3 && (shape->args == ARGS_PAIRS || shape->args == ARGS_TAGS); i++)
         tags[n++] = shape->args == ARGS_PAIRS ? pairs[i] : params[i];
+    /* The rest of what opens such reasoning is an ordinary token. */
+    if (shape->args == ARGS_MARKED)
+        tags[n++] = marked[0];
+    if (reasoning == REPLY_THINK_CHANNEL)
+        tags[n++] = marked[1];
     for (size_t i = 0; i < sizeof harmony / sizeof harmony[0] && format == REPLY_HARMONY; i++)
         tags[n++] = harmony[i];
     return n;

@@ -29,6 +29,7 @@ enum reply_format {
     REPLY_DEEPSEEK_V31,
     REPLY_KIMI_K2,
     REPLY_GLM45,   /* <tool_call>f<arg_key>k</arg_key><arg_value>v</arg_value></tool_call> */
+    REPLY_GEMMA4,  /* <|tool_call>call:f{k:<|"|>v<|"|>,n:1}<tool_call|> */
     REPLY_HARMONY, /* gpt-oss: channels */
     REPLY_LIST,    /* [{"name": "f", "parameters": {}}], only at the beginning: for models without a
                  * format of their own, which a grammar forces to write calls */
@@ -39,6 +40,8 @@ enum reply_reasoning {
     REPLY_NO_REASONING,
     REPLY_THINK,          /* <think> ... </think> */
     REPLY_THINK_BRACKETS, /* [THINK] ... [/THINK] */
+    REPLY_THINK_CHANNEL,  /* <|channel>thought ... <channel|> */
+    REPLY_REASONINGS,
 };
 
 enum reply_kind {
@@ -83,6 +86,7 @@ struct reply {
     int depth;         /* open brackets of a JSON value */
     bool in_text;      /* inside a JSON string */
     bool escaped;      /* after a backslash in it */
+    bool in_mark;      /* inside a string of Gemma 4 */
     bool has_reasoned; /* some reasoning was emitted */
     bool has_args;     /* a member of the arguments was emitted */
     bool has_name;     /* the call's name is known */

@@ -31,6 +31,7 @@ enum reply_state {
     REPLY_IN_PARAM, /* inside its name */
     REPLY_BEFORE_VALUE,
     REPLY_IN_VALUE,
+    REPLY_IN_MARKED, /* inside the arguments of a call of Gemma 4 */
     REPLY_AT_CLOSE,  /* where a call's closing tag is expected */
     REPLY_IN_PYTHON, /* inside a list of calls in Python */
     REPLY_IN_HEADER, /* of a harmony message */
@@ -56,7 +57,7 @@ static inline bool reply_is_space(char c)
 }
 
 /* How a format writes the arguments of a call. */
-enum args_kind { ARGS_NONE, ARGS_OBJECT, ARGS_JSON, ARGS_TAGS, ARGS_PAIRS };
+enum args_kind { ARGS_NONE, ARGS_OBJECT, ARGS_JSON, ARGS_TAGS, ARGS_PAIRS, ARGS_MARKED };
 
 #define OPENS 2
 #define ENDS  2
@@ -115,7 +116,7 @@ void reply_end_call(struct reply *reply, int state);
 /* The text was not a call after all: emit the bytes consumed for it as content. */
 void reply_fail_call(struct reply *reply);
 
-/* --- steps, in reply_json.c and reply_tags.c: false when more text is needed --- */
+/* --- steps, in reply_json.c, _tags.c and _marked.c: false when more text is needed --- */
 
 bool reply_step_args_begin(struct reply *reply);
 bool reply_step_args(struct reply *reply);
@@ -133,6 +134,7 @@ bool reply_step_param(struct reply *reply);
 bool reply_step_in_param(struct reply *reply);
 bool reply_step_before_value(struct reply *reply);
 bool reply_step_in_value(struct reply *reply);
+bool reply_step_marked(struct reply *reply);
 bool reply_step_python(struct reply *reply);
 bool reply_step_header(struct reply *reply);
 bool reply_step_message(struct reply *reply);
@@ -143,6 +145,9 @@ bool reply_step_message(struct reply *reply);
  * value is a string or, with guess, any JSON that it parses as. */
 void reply_add_value(struct buf *out, const struct json *tools, const struct buf *name,
                      const struct buf *key, const struct buf *value, bool guess);
+
+/* Append text if it parses as JSON (and is no string when no_text is set); else return false. */
+bool reply_add_json(struct buf *out, const char *text, size_t len, bool no_text);
 
 /* Append a Python literal as JSON. False when text is no literal; out may then have grown. */
 bool reply_add_python(struct buf *out, const char *text, size_t len);

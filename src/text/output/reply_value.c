@@ -68,8 +68,7 @@ static void reply_add_typed_value(struct buf *out, const struct json *value, con
     buf_add(out, text, len);
 }
 
-/* Append text if it parses as JSON (and is no string when no_text is set); else return false. */
-static bool reply_add_json(struct buf *out, const char *text, size_t len, bool no_text)
+bool reply_add_json(struct buf *out, const char *text, size_t len, bool no_text)
 {
     struct arena arena = {.limit_bytes = VALUE_BYTES_MAX};
     const struct json *value = NULL;

@@ -122,6 +122,76 @@ static void check_norms(void)
     check_norm(&(struct k_norm){K_NORM_NONE, NULL, NULL, 0.0f}, "no norm");
 }
 
+/* Rows of 12 queries and 6 keys over two ranks, or over four of which two have the same keys. */
+static void check_split_norm(int n_ranks, int copies)
+{
+    enum { Q = 12, KV = 6, ROW = Q + KV };
+    int q = Q / n_ranks, k = KV * copies / n_ranks, stride = q + 2 * k, n_squares = 2 * 8 * n_ranks;
+    float weight[ROW], x[2 * ROW], want[2 * ROW], own[4][2 * ROW * 2], squares[64], sums[64] = {0};
+    double worst = 0.0;
+
+    for (int i = 0; i < 2 * ROW; i++) {
+        weight[i % ROW] = 0.5f + (float)(i % ROW) / ROW;
+        x[i] = want[i] = 3.0f * (float)rand() / (float)RAND_MAX - 1.0f;
+    }
+    ref_norm_within(want, ROW, &(struct k_norm){K_NORM_RMS, weight, NULL, 1e-5f}, 2, Q);
+    ref_norm_within(want + Q, ROW, &(struct k_norm){K_NORM_RMS, weight + Q, NULL, 1e-5f}, 2, KV);
+    for (int pass = 0; pass < 2; pass++) {
+        for (int rank = 0; rank < n_ranks; rank++) {
+            int first_q = rank * q, first_k = Q + rank / copies * k;
+            struct k_split_norms s = {.q = {weight + first_q, q, Q, true},
+                                      .k = {weight + first_k, k, KV, rank % copies == 0},
+                                      .stride = stride,
+                                      .eps = 1e-5f,
+                                      .rank = rank,
+                                      .n_ranks = n_ranks};
+
+            for (int t = 0; t < 2 && pass == 0; t++) {
+                memcpy(own[rank] + t * stride, x + t * ROW + first_q, (size_t)q * 4);
+                memcpy(own[rank] + t * stride + q, x + t * ROW + first_k, (size_t)k * 4);
+            }
+            if (pass == 1) {
+                ref_norm_squares(own[rank], sums, &s, 2);
+                continue;
+            }
+            ref_squares(squares, own[rank], &s, 2);
+            for (int i = 0; i < n_squares; i++)
+                sums[i] += squares[i];
+        }
+    }
+    for (int i = 0; i < n_ranks * 2 * (q + k); i++) {
+        int rank = i / (2 * (q + k)), t = i / (q + k) % 2, d = i % (q + k);
+        int at = d < q ? rank * q + d : Q + rank / copies * k + d - q;
+
+        worst = fmax(worst, fabs((double)own[rank][t * stride + d] - (double)want[t * ROW + at]));
+    }
+    ok(worst < 2e-6, "norm over %d ranks, %d with the same keys: within %.1e", n_ranks, copies,
+       worst);
+}
+
+/* The three parts of a sum are the float itself, however many bits it has. */
+static void check_exact_squares(void)
+{
+    bool exact = true;
+
+    for (int i = 0; i < 1000; i++) {
+        float x[3] = {ldexpf((float)rand() / (float)RAND_MAX, i % 80 - 40), 0.0f, 0.0f};
+        float squares[8], sum = (float)((double)x[0] * (double)x[0]);
+        struct k_split_norms s = {
+            .q = {NULL, 1, 1, true}, .k = {NULL, 1, 1, true}, .stride = 3, .rank = 0, .n_ranks = 1};
+
+        ref_squares(squares, x, &s, 1);
+        exact = exact && squares[0] + squares[1] + squares[2] == sum;
+        for (int part = 0; part < 3; part++) {
+            uint32_t bits;
+
+            memcpy(&bits, &squares[part], sizeof bits);
+            exact = exact && (bits & 0xffff) == 0;
+        }
+    }
+    ok(exact, "squares travel without rounding as three bfloat16");
+}
+
 static void check_elements(void)
 {
     static const int32_t pos[] = {4, 0, 2};
@@ -170,6 +240,25 @@ static void check_factors(void)
     ok(worst < 1e-6, "an activation times a part of other rows: within %.1e", worst);
 }
 
+/* A row of three, by hand: the norm of the result, the sum, the scale, the norm of that. */
+static void check_adding(void)
+{
+    const float delta[3] = {1.0f, 2.0f, -2.0f}, after[3] = {3.0f, 1.0f, 0.5f};
+    const float norm[3] = {1.0f, 2.0f, 1.0f};
+    const struct k_adding how = {
+        {K_NORM_RMS, after, NULL, 1.0f}, {K_NORM_RMS, norm, NULL, 0.0f}, 2.0f, 0.5f};
+    float x[3] = {1.0f, -1.0f, 2.0f}, out[3];
+
+    ref_add_normed(out, x, delta, &how, 1, 3);
+    /* The mean square is 3, so the norm divides by 2. */
+    ok(fabsf(x[0] - 2.0f) < 1e-6f && fabsf(x[1] - 0.5f) < 1e-6f && fabsf(x[2] - 0.5f) < 1e-6f,
+       "a sum with a norm and a scale");
+    /* 4.5 / 3 = 1.5 is the mean square. */
+    ok(fabsf(out[0] - 2.0f / sqrtf(1.5f)) < 1e-6f && fabsf(out[1] - 1.0f / sqrtf(1.5f)) < 1e-6f &&
+           fabsf(out[2] - 0.5f / sqrtf(1.5f)) < 1e-6f,
+       "and the next norm");
+}
+
 /* Two tokens, two layers of 3. */
 static void check_layer_embeds(void)
 {
@@ -183,7 +272,7 @@ static void check_layer_embeds(void)
         table[i] = (float)(i - 6);
         x[i] = before[i] = (float)rand() / (float)RAND_MAX - 0.5f;
     }
-    ref_layer_embeds(x, &e, ids, 2);
+    ref_embed_layers(x, &e, ids, 2);
     for (int i = 0; i < 12; i++) {
         const float *run = before + i / 3 * 3;
         double squares = 0.0, want;
@@ -202,8 +291,12 @@ int main(void)
     srand(tap_seed(1));
     check_activations();
     check_norms();
+    check_split_norm(2, 1);
+    check_split_norm(4, 2);
+    check_exact_squares();
     check_elements();
     check_factors();
+    check_adding();
     check_layer_embeds();
     return tap_done();
 }

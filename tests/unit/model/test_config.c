@@ -19,6 +19,10 @@
     "\"num_key_value_heads\":4,\"global_head_dim\":16,\"hidden_size_per_layer_input\":0," \
     "\"sliding_window\":40,\"layer_types\":[\"sliding_attention\",\"full_attention\"]"
 
+#define QWEN3_5                                                                              \
+    "\"architectures\":[\"Qwen3_5ForCausalLM\"],\"head_dim\":16,\"linear_num_key_heads\":2," \
+    "\"linear_num_value_heads\":4," SHAPE
+
 static struct hf_config c;
 
 static int parse(const char *text, const char *generation)
@@ -99,6 +103,15 @@ static const struct {
      "{" QWEN2 ",\"layer_types\":[\"full_attention\",\"sliding_attention\"]}", ERR_INVALID},
     {"another mixer", "{" QWEN2 ",\"layer_types\":[\"full_attention\",\"recurrent\"]}",
      ERR_UNSUPPORTED},
+    {"Qwen3.5: an unknown type of layer",
+     "{" QWEN3_5 ",\"layer_types\":[\"linear_attention\",\"sliding_attention\"]}", ERR_UNSUPPORTED},
+    {"a type too few", "{" QWEN3_5 ",\"layer_types\":[\"linear_attention\"]}", ERR_INVALID},
+    {"full layers at no interval", "{" QWEN3_5 ",\"full_attention_interval\":0}", ERR_INVALID},
+    {"value heads between key heads", "{" QWEN3_5 ",\"linear_num_key_heads\":3}", ERR_INVALID},
+    {"wide key heads", "{" QWEN3_5 ",\"linear_key_head_dim\":256}", ERR_INVALID},
+    {"long convolutions", "{" QWEN3_5 ",\"linear_conv_kernel_dim\":5}", ERR_INVALID},
+    {"no gates", "{" QWEN3_5 ",\"attn_output_gate\":false}", ERR_UNSUPPORTED},
+    {"biases beside gates", "{" QWEN3_5 ",\"attention_bias\":true}", ERR_UNSUPPORTED},
     {"Gemma 4: all layers share keys", "{" GEMMA4 ",\"num_kv_shared_layers\":2}", ERR_INVALID},
     {"more than there are", "{" GEMMA4 ",\"num_kv_shared_layers\":2000000000}", ERR_INVALID},
     {"less than none", "{" GEMMA4 ",\"num_kv_shared_layers\":-1}", ERR_INVALID},
@@ -328,6 +341,8 @@ static void check_gemma4(void)
                  NULL),
            ERR_OK, "as transformers writes it");
     ok(c.full_head_dim == 12 && c.full_kv_heads == 1, "the heads of its full layer");
+    is_int(parse("{" GEMMA4 ",\"per_layer_config\":{\"01\":{\"head_dim\":12}}}", NULL), ERR_OK,
+           "as it writes that of more than ten layers");
     is_int(parse("{\"architectures\":[\"Gemma4ForConditionalGeneration\"],\"text_config\":{" GEMMA4
                  ",\"sliding_window\":600,\"enable_moe_block\":true,\"num_experts\":4,"
                  "\"top_k_experts\":2,\"moe_intermediate_size\":24}}",
@@ -337,6 +352,34 @@ static void check_gemma4(void)
            c.experts.shared_dim == 128 && c.layer_experts[0] && c.layer_experts[1],
        "has them beside the FFN");
     is_int(c.layer_kinds[0], LAYER_WINDOW, "layers with a window longer than all keep their kind");
+}
+
+/* Released files have an interval, files that transformers writes a list. */
+static void check_qwen3_5(void)
+{
+    is_int(parse("{" QWEN3_5 "}", NULL), ERR_OK, "a Qwen3.5");
+    ok(c.layer_kinds[0] == LAYER_DELTA && c.layer_kinds[1] == LAYER_DELTA,
+       "without a list: attention in every fourth layer");
+    ok(c.delta.n_k_heads == 2 && c.delta.n_v_heads == 4 && c.delta.k_dim == 128 &&
+           c.delta.v_dim == 128 && c.delta.n_taps == 4 && c.attn_gate && c.norm.plus_one,
+       "its sizes and gates");
+    is_int(c.ropes[0].rotary_dim, 4, "a quarter of a head rotates");
+    is_int(parse("{" QWEN3_5 ",\"full_attention_interval\":2}", NULL), ERR_OK, "an interval");
+    ok(c.layer_kinds[0] == LAYER_DELTA && c.layer_kinds[1] == LAYER_FULL, "says which");
+    is_int(parse("{\"architectures\":[\"Qwen3_5MoeForConditionalGeneration\"],\"text_config\":{"
+                 "\"hidden_size\":64,\"num_hidden_layers\":2,\"num_attention_heads\":8,"
+                 "\"vocab_size\":320,\"max_position_embeddings\":512,\"num_experts\":4,"
+                 "\"num_experts_per_tok\":2,\"moe_intermediate_size\":24,"
+                 "\"layer_types\":[\"full_attention\",\"linear_attention\"],"
+                 "\"rope_parameters\":{\"rope_type\":\"default\",\"rope_theta\":1e7,"
+                 "\"partial_rotary_factor\":0.25,\"mrope_section\":[11,11,10]}}}",
+                 NULL),
+           ERR_OK, "with experts, in a model of images, without intermediate_size");
+    ok(c.layer_kinds[0] == LAYER_FULL && c.layer_kinds[1] == LAYER_DELTA && c.head_dim == 256 &&
+           c.ropes[0].rotary_dim == 64 && fabs(c.ropes[0].theta - 1e7) < 1.0,
+       "its layers and positions");
+    ok(c.experts.n == 4 && c.experts.renorms && c.experts.has_switch && c.experts.shared_dim == 512,
+       "its experts");
 }
 
 int main(void)
@@ -354,5 +397,6 @@ int main(void)
     check_ropes();
     check_families();
     check_gemma4();
+    check_qwen3_5();
     return tap_done();
 }

@@ -185,6 +185,23 @@ static const struct {
      "<arg_value>6</arg_value>\n<arg_key>z</arg_key><arg_value>[1]</arg_value>\n</tool_call>\n"
      "<tool_call>g</tool_call>",
      "|0:f({\"s\": \"5\", \"i\": 6, \"z\": [1]})|1:g({})"},
+    /* gemma4 */
+    {REPLY_GEMMA4,
+     "Ok.\n<|tool_call>call:f{s:<|\"|>a, \"b\" {}\\<|\"|>,i:7,z:[1,<|\"|>x<|\"|>,true,null],"
+     "o:{k:<|\"|><|\"|>,m:{},l:[]}}<tool_call|><|tool_call>call:g{}<tool_call|>",
+     "|C:Ok.|0:f({\"s\": \"a, \\\"b\\\" {}\\\\\", \"i\": 7, \"z\": [1, \"x\", true, null], "
+     "\"o\": {\"k\": \"\", \"m\": {}, \"l\": []}})|1:g({})"},
+    /* spaces, marked keys, strings of JSON, words without marks */
+    {REPLY_GEMMA4,
+     "<|tool_call>call: f { <|\"|>a b<|\"|> : \"x, }\\\"\" , b : 1.5e3 , c : Oslo, d:None}"
+     "<tool_call|>",
+     "|0:f({\"a b\": \"x, }\\\"\", \"b\": 1500.0, \"c\": \"Oslo\", \"d\": null})"},
+    /* the bracket is forgotten; the call is cut; a value is no value; no call */
+    {REPLY_GEMMA4, "<|tool_call>call:f{i:7<tool_call|>So.", "|0:f({\"i\": 7})|C:So."},
+    {REPLY_GEMMA4, "<|tool_call>call:f{i:7}<tool_call|><|tool_response>", "|0:f({\"i\": 7})"},
+    {REPLY_GEMMA4, "<|tool_call>call:f{i:7,s:<|\"|>a", "|0:f({\"i\": 7"},
+    {REPLY_GEMMA4, "<|tool_call>call:f{z:[1 2},}<tool_call|>", "|0:f({\"z\": \"[1 2}\"})"},
+    {REPLY_GEMMA4, "<|tool_call>f{}<tool_call|>", "|C:<|tool_call>f{}<tool_call|>"},
     /* harmony */
     {REPLY_HARMONY,
      "<|channel|>analysis<|message|>Let me see.\n<|end|><|start|>assistant<|channel|>final"
@@ -234,6 +251,11 @@ static const struct {
      "<think>a</think>\n<tool_call>{\"name\":\"f\",\"arguments\":{}}</tool_call>", "|R:a|0:f({})"},
     {REPLY_MISTRAL, REPLY_THINK_BRACKETS, false, "[THINK]a[/THINK]b[TOOL_CALLS]f[ARGS]{}",
      "|R:a|C:b|0:f({})"},
+    {REPLY_GEMMA4, REPLY_THINK_CHANNEL, false,
+     "<|channel>thought\nHm.\n<channel|>Yes.<|tool_call>call:f{i:1}<tool_call|>",
+     "|R:Hm.|C:Yes.|0:f({\"i\": 1})"},
+    {REPLY_GEMMA4, REPLY_THINK_CHANNEL, false, "<|channel>thought\n<channel|>Yes.", "|C:Yes."},
+    {REPLY_GEMMA4, REPLY_THINK_CHANNEL, false, "<|channel>Yes.", "|C:<|channel>Yes."},
     {REPLY_PLAIN, REPLY_NO_REASONING, false, "<think>a</think>b", "|C:<think>a</think>b"},
 };
 
@@ -251,7 +273,11 @@ static void test_names(void)
     is_int(reply_format_of("<function=x>{}</function>"), REPLY_PLAIN, "functions of JSON");
     is_int(reply_format_of("```json " DS_CALL), REPLY_DEEPSEEK_V3, "with fences");
     is_int(reply_format_of("```json [TOOL_CALLS]"), REPLY_MISTRAL, "fences alone say nothing");
+    is_int(reply_format_of("'<|tool_call>call:' + name"), REPLY_GEMMA4, "with Gemma 4's tag");
     is_int(reply_reasoning_of("x</think>"), REPLY_THINK, "reasoning");
+    is_int(reply_reasoning_of("x\n<channel|>"), REPLY_THINK_CHANNEL, "in a channel");
+    ok(reply_is_over(REPLY_THINK_CHANNEL, "<|channel>thought\n<channel|>", 28),
+       "a prompt that switches reasoning off");
     ok(reply_is_inside(REPLY_THINK, "a<think>\n", 9), "a prompt that ends inside");
     ok(!reply_is_inside(REPLY_THINK, "a<think>\n\n</think>\n", 19), "one that closes it");
     ok(!reply_is_inside(REPLY_THINK, "what is <think> for?", 20), "one that speaks of it");
@@ -270,6 +296,8 @@ static void test_long(void)
         {REPLY_HERMES, "<tool_call>{\"arguments\":{\"a\":\""},
         {REPLY_QWEN3_CODER, "<tool_call><function=f><parameter=s>"},
         {REPLY_PYTHONIC, "[f(a=\""},
+        {REPLY_GEMMA4, "<|tool_call>call:f{a:<|\"|>"},
+        {REPLY_GEMMA4, "<|tool_call>call:f{a:["},
         {REPLY_HERMES, "<"},
         {REPLY_LLAMA3, "{\"name\": \""},
     };
@@ -284,8 +312,9 @@ static void test_long(void)
         for (int n = 0; n < 250000; n++)
             must_ok(reply_push(&r, "<toa", 4));
         must_ok(reply_finish(&r));
-        ok(t.text.len >= 1000000 || longs[i].format == REPLY_QWEN3_CODER, "a megabyte after %s",
-           longs[i].head);
+        ok(t.text.len >= 1000000 || longs[i].format == REPLY_QWEN3_CODER ||
+               longs[i].format == REPLY_GEMMA4,
+           "a megabyte after %s", longs[i].head);
         reply_fini(&r);
         buf_fini(&t.text);
     }
@@ -349,6 +378,7 @@ static void test_only_calls(void)
         {REPLY_PYTHONIC, "[f(a=1)]"},
         {REPLY_LIST, "[{\"name\": \"f\", \"parameters\": {\"a\": 1}}]"},
         {REPLY_GLM45, "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>"},
+        {REPLY_GEMMA4, "<|tool_call>call:f{a:1}<tool_call|>"},
     };
 
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {

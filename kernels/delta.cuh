@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The gated delta rule: what its kernels share. */
+#ifndef QUIRE_KERNELS_DELTA_CUH
+#define QUIRE_KERNELS_DELTA_CUH
+
+#include "kernels/common.cuh"
+
+#define DELTA_DIM  K_DELTA_DIM_MAX
+#define LENGTH_EPS 1e-6f
+
+struct delta_args {
+    void *out;
+    const k_bf16 *in;
+    const float *gates;
+    struct k_delta d;
+    struct k_state state;
+    struct k_tokens t;
+    bool is_half;
+};
+
+/* The launcher of delta_chunk.cu: sequences with several tokens, from the rows that
+ * delta_convolve_kernel() has written; results replace v in them. */
+int delta_launch_chunks(const delta_args &a, k_stream stream);
+
+/* Rows of chunks [n_tokens][n_v_heads][K_DELTA_CHUNK], which lie before those of a.d.rows, because
+ * they are in groups of four whatever the sizes of heads are. */
+static __host__ __device__ inline size_t delta_chunk_elems(const delta_args &a)
+{
+    return (size_t)a.t.n_tokens * a.d.shape.n_v_heads * K_DELTA_CHUNK;
+}
+
+static __device__ inline float *delta_chunk_rows(const delta_args &a)
+{
+    return a.d.rows - delta_chunk_elems(a);
+}
+
+/* Sequences of one token have a kernel of their own. */
+static __device__ inline bool delta_is_chunk(const delta_args &a, int seq)
+{
+    return a.t.kv_len[seq] > 0 && a.t.seq_start[seq + 1] - a.t.seq_start[seq] > 1;
+}
+
+/* --- addresses ------------------------------------------------------------------------------ */
+
+/* Element i of a sequence's state. States of a sequence have less than 2^32 elements. */
+static __device__ inline float *delta_elem(const delta_args &a, int seq, size_t i)
+{
+    uint32_t at = (uint32_t)(a.state.at + i), page_elems = (uint32_t)a.state.page_elems;
+    uint32_t page = at / page_elems;
+    int32_t id = a.t.page_ids[(size_t)seq * a.t.pages_max + page];
+
+    return a.state.pages + (size_t)id * page_elems + (at - page * page_elems);
+}
+
+/* A channel's input at position pos, in the state. */
+static __device__ inline float *delta_kept(const delta_args &a, int seq, int pos, int channel)
+{
+    const struct k_delta_shape &s = a.d.shape;
+    size_t row = pos % s.n_taps;
+
+    return delta_elem(a, seq,
+                      s.n_v_heads * k_delta_matrix(&s) + row * k_delta_channels(&s) + channel);
+}
+
+/* A token's row of inputs. */
+static __device__ inline const k_bf16 *delta_row(const delta_args &a, int token)
+{
+    const struct k_delta_shape &s = a.d.shape;
+
+    return a.in + (size_t)token * (k_delta_channels(&s) + k_delta_values(&s));
+}
+
+/* --- one token ------------------------------------------------------------------------------ */
+
+static __device__ inline float delta_sigmoid(float x)
+{
+    return 1.0f / (1.0f + __expf(-x));
+}
+
+/* The logarithm of what a head's matrix is multiplied by before a token. */
+static __device__ inline float delta_log_keep(const delta_args &a, const float *gate, int head)
+{
+    float x = gate[a.d.shape.n_v_heads + head] + a.d.dt_bias[head];
+    float softplus = x > 20.0f ? x : log1pf(expf(x));
+
+    return -expf(a.d.a_log[head]) * softplus;
+}
+
+/* A head of q, k or v: its taps, and its first channel. */
+struct delta_head {
+    const float *taps;
+    int channel, dim;
+};
+
+static __device__ inline delta_head delta_key_head(const delta_args &a, int k_head, bool is_key)
+{
+    const struct k_delta_shape &s = a.d.shape;
+    int first = k_head * s.k_dim;
+    const float *taps = is_key ? a.d.k_taps : a.d.q_taps;
+
+    return {taps + first * s.n_taps, first + (is_key ? k_delta_keys(&s) : 0), s.k_dim};
+}
+
+static __device__ inline delta_head delta_value_head(const delta_args &a, int head)
+{
+    const struct k_delta_shape &s = a.d.shape;
+    int first = head * s.v_dim;
+
+    return {a.d.v_taps + first * s.n_taps, first + 2 * k_delta_keys(&s), s.v_dim};
+}
+
+/* Channel i of a head at a token, whose sequence begins at token `begin` of the step. All taps are
+ * fetched at once. */
+static __device__ inline float delta_convolve(const delta_args &a, const delta_head &h, int i,
+                                              int seq, int token, int begin, int pos)
+{
+    int n_taps = a.d.shape.n_taps;
+    float x[K_DELTA_TAPS_MAX], by[K_DELTA_TAPS_MAX], sum = 0.0f;
+
+#pragma unroll
+    for (int back = 0; back < K_DELTA_TAPS_MAX; back++) {
+        x[back] = by[back] = 0.0f;
+        if (back >= n_taps || pos < back)
+            continue;
+        by[back] = h.taps[i * n_taps + n_taps - 1 - back];
+        if (token - back >= begin)
+            x[back] = load_bf16(delta_row(a, token - back) + h.channel + i);
+        else
+            x[back] = *delta_kept(a, seq, pos - back, h.channel + i);
+    }
+    for (int back = K_DELTA_TAPS_MAX - 1; back >= 0; back--)
+        sum += by[back] * x[back];
+    return sum * delta_sigmoid(sum);
+}
+
+/* A float32 number as a product of the tensor cores reads it: with 10 bits of mantissa. */
+static __device__ inline float delta_tf32(float x)
+{
+    uint32_t y;
+
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(x));
+    return __uint_as_float(y);
+}
+
+#endif

@@ -1,0 +1,270 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Reference of the gated delta rule: one key head after another, token by token. The cpu device
+ * runs it, so a head's matrix is copied out of the pages once per step, and its loops run along
+ * rows of values. */
+#include "config.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "kernels/kernels.h"
+
+#define LENGTH_EPS 1e-6f /* of the lengths of queries and keys */
+
+/* One step of one sequence. */
+struct delta_step {
+    const struct k_delta *d;
+    const struct k_state *state;
+    const struct k_tokens *t;
+    const float *in;
+    int seq;
+    int begin, end; /* its tokens */
+    int pos;        /* of the first one */
+};
+
+/* A head's channels of the convolution, with the inputs before the step. */
+struct delta_conv {
+    const float *taps; /* [dim][n_taps] */
+    int channel, dim;  /* the first one, and their number */
+    float kept[K_DELTA_TAPS_MAX][K_DELTA_DIM_MAX];
+};
+
+static float delta_sigmoid(float x)
+{
+    return 1.0f / (1.0f + expf(-x));
+}
+
+/* As transformers': linear where the exponential would not change it. */
+static float delta_softplus(float x)
+{
+    if (x > 20.0f)
+        return x;
+    return log1pf(expf(x));
+}
+
+/* --- states ------------------------------------------------------------------------------- */
+
+/* Element i of the sequence's state of this layer, and the elements up to the end of its page. */
+static float *delta_at(const struct delta_step *step, size_t i, size_t *n)
+{
+    const struct k_state *state = step->state;
+    size_t at = state->at + i;
+    int32_t page =
+        step->t->page_ids[(size_t)step->seq * (size_t)step->t->pages_max + at / state->page_elems];
+
+    *n = state->page_elems - at % state->page_elems;
+    return state->pages + (size_t)page * state->page_elems + at % state->page_elems;
+}
+
+static void delta_load(const struct delta_step *step, float *to, size_t i, size_t n)
+{
+    while (n > 0) {
+        size_t run;
+        const float *from = delta_at(step, i, &run);
+
+        if (run > n)
+            run = n;
+        memcpy(to, from, run * sizeof *to);
+        to += run, i += run, n -= run;
+    }
+}
+
+static void delta_store(const struct delta_step *step, const float *from, size_t i, size_t n)
+{
+    while (n > 0) {
+        size_t run;
+        float *to = delta_at(step, i, &run);
+
+        if (run > n)
+            run = n;
+        memcpy(to, from, run * sizeof *to);
+        from += run, i += run, n -= run;
+    }
+}
+
+/* --- the convolution ------------------------------------------------------------------------ */
+
+/* Where the inputs of a channel's row begin in the state. */
+static size_t delta_ring_at(const struct k_delta_shape *s, int row, int channel)
+{
+    return (size_t)s->n_v_heads * k_delta_matrix(s) + (size_t)row * (size_t)k_delta_channels(s) +
+           (size_t)channel;
+}
+
+static size_t delta_row(const struct k_delta_shape *s, int token)
+{
+    return (size_t)token * (size_t)(k_delta_channels(s) + k_delta_values(s));
+}
+
+static void delta_open_conv(const struct delta_step *step, struct delta_conv *c)
+{
+    const struct k_delta_shape *s = &step->d->shape;
+
+    for (int row = 0; row < s->n_taps; row++)
+        delta_load(step, c->kept[row], delta_ring_at(s, row, c->channel), (size_t)c->dim);
+}
+
+/* The inputs of the last tokens replace older ones. */
+static void delta_close_conv(const struct delta_step *step, const struct delta_conv *c)
+{
+    const struct k_delta_shape *s = &step->d->shape;
+    int first = step->end - s->n_taps;
+
+    for (int i = first > step->begin ? first : step->begin; i < step->end; i++)
+        delta_store(step, step->in + delta_row(s, i) + c->channel,
+                    delta_ring_at(s, (step->pos + i - step->begin) % s->n_taps, c->channel),
+                    (size_t)c->dim);
+}
+
+/* out [dim]: the channels at a token. */
+static void delta_convolve(const struct delta_step *step, const struct delta_conv *c, float *out,
+                           int token)
+{
+    const struct k_delta_shape *s = &step->d->shape;
+    int pos = step->pos + token - step->begin;
+
+    memset(out, 0, (size_t)c->dim * sizeof *out);
+    for (int tap = 0; tap < s->n_taps; tap++) {
+        int back = s->n_taps - 1 - tap;
+        const float *x = step->in + c->channel;
+
+        if (pos < back)
+            continue;
+        if (token - back >= step->begin)
+            x += delta_row(s, token - back);
+        else
+            x = c->kept[(pos - back) % s->n_taps];
+        for (int i = 0; i < c->dim; i++)
+            out[i] += c->taps[i * s->n_taps + tap] * x[i];
+    }
+    for (int i = 0; i < c->dim; i++)
+        out[i] *= delta_sigmoid(out[i]);
+}
+
+/* The same, of length `length`. */
+static void delta_convolve_unit(const struct delta_step *step, const struct delta_conv *c,
+                                float *out, int token, float length)
+{
+    double sum = 0.0;
+    float scale;
+
+    delta_convolve(step, c, out, token);
+    for (int i = 0; i < c->dim; i++)
+        sum += (double)out[i] * (double)out[i];
+    scale = length / sqrtf((float)sum + LENGTH_EPS);
+    for (int i = 0; i < c->dim; i++)
+        out[i] *= scale;
+}
+
+/* --- heads ---------------------------------------------------------------------------------- */
+
+/* out [v_dim] = the normed and gated result of a head at a token. */
+static void delta_finish(const struct delta_step *step, float *out, const float *o, const float *z)
+{
+    const struct k_delta *d = step->d;
+    const float *norm = d->norm;
+    double sum = 0.0;
+    float scale;
+
+    for (int j = 0; j < d->shape.v_dim; j++)
+        sum += (double)o[j] * (double)o[j];
+    scale = 1.0f / sqrtf((float)(sum / d->shape.v_dim) + d->eps);
+    for (int j = 0; j < d->shape.v_dim; j++)
+        out[j] = o[j] * scale * norm[j] * (z[j] * delta_sigmoid(z[j]));
+}
+
+/* m [k_dim][v_dim] forgets, takes the value v at key k, and is read with q into o [v_dim]. */
+static void delta_update(const struct k_delta_shape *s, float *m, const float *q, const float *k,
+                         const float *v, float keep, float beta, float *o)
+{
+    float u[K_DELTA_DIM_MAX] = {0};
+
+    for (int i = 0; i < s->k_dim; i++) {
+        float *row = m + (size_t)i * (size_t)s->v_dim;
+
+        for (int j = 0; j < s->v_dim; j++) {
+            row[j] *= keep;
+            u[j] += row[j] * k[i];
+        }
+    }
+    for (int j = 0; j < s->v_dim; j++)
+        u[j] = beta * (v[j] - u[j]);
+    memset(o, 0, (size_t)s->v_dim * sizeof *o);
+    for (int i = 0; i < s->k_dim; i++) {
+        float *row = m + (size_t)i * (size_t)s->v_dim;
+
+        for (int j = 0; j < s->v_dim; j++) {
+            row[j] += k[i] * u[j];
+            o[j] += row[j] * q[i];
+        }
+    }
+}
+
+/* All tokens of one value head. */
+static void delta_run_head(const struct delta_step *step, float *out, const float *gates,
+                           const struct delta_conv *of_q, const struct delta_conv *of_k, int head)
+{
+    const struct k_delta *d = step->d;
+    const struct k_delta_shape *s = &d->shape;
+    struct delta_conv of_v = {.taps = d->v_taps + (size_t)head * (size_t)(s->v_dim * s->n_taps),
+                              .channel = 2 * k_delta_keys(s) + head * s->v_dim,
+                              .dim = s->v_dim};
+    float m[K_DELTA_DIM_MAX * K_DELTA_DIM_MAX] = {0};
+    float q[K_DELTA_DIM_MAX], k[K_DELTA_DIM_MAX], v[K_DELTA_DIM_MAX], o[K_DELTA_DIM_MAX];
+    float rate = expf(d->a_log[head]);
+
+    delta_open_conv(step, &of_v);
+    if (step->pos > 0)
+        delta_load(step, m, (size_t)head * k_delta_matrix(s), k_delta_matrix(s));
+    for (int i = step->begin; i < step->end; i++) {
+        const float *gate = gates + (size_t)i * 2 * (size_t)s->n_v_heads;
+        float forget = rate * delta_softplus(gate[s->n_v_heads + head] + d->dt_bias[head]);
+        size_t at = (size_t)i * (size_t)k_delta_values(s) + (size_t)(head * s->v_dim);
+        const float *z = step->in + delta_row(s, i) + k_delta_channels(s) + head * s->v_dim;
+
+        delta_convolve_unit(step, of_q, q, i, 1.0f / sqrtf((float)s->k_dim));
+        delta_convolve_unit(step, of_k, k, i, 1.0f);
+        delta_convolve(step, &of_v, v, i);
+        delta_update(s, m, q, k, v, expf(-forget), delta_sigmoid(gate[head]), o);
+        delta_finish(step, out + at, o, z);
+    }
+    delta_store(step, m, (size_t)head * k_delta_matrix(s), k_delta_matrix(s));
+    delta_close_conv(step, &of_v);
+}
+
+/* Inputs of queries and keys are replaced when all value heads have read them. */
+void ref_delta_rule(float *out, const float *in, const float *gates, const struct k_delta *d,
+                    const struct k_state *state, const struct k_tokens *t, int seq, int k_head)
+{
+    const struct k_delta_shape *s = &d->shape;
+    struct delta_step step = {.d = d,
+                              .state = state,
+                              .t = t,
+                              .in = in,
+                              .seq = seq,
+                              .begin = t->seq_start[seq],
+                              .end = t->seq_start[seq + 1]};
+    int n = s->n_v_heads / s->n_k_heads;
+    size_t taps = (size_t)k_head * (size_t)(s->k_dim * s->n_taps);
+    struct delta_conv of_q = {
+        .taps = d->q_taps + taps, .channel = k_head * s->k_dim, .dim = s->k_dim};
+    struct delta_conv of_k = {
+        .taps = d->k_taps + taps, .channel = k_delta_keys(s) + k_head * s->k_dim, .dim = s->k_dim};
+
+    if (t->kv_len[seq] == 0)
+        return;
+    step.pos = t->kv_len[seq] - (step.end - step.begin);
+    delta_open_conv(&step, &of_q);
+    delta_open_conv(&step, &of_k);
+    for (int head = k_head * n; head < (k_head + 1) * n; head++)
+        delta_run_head(&step, out, gates, &of_q, &of_k, head);
+    delta_close_conv(&step, &of_q);
+    delta_close_conv(&step, &of_k);
+}
+
+void ref_shut(float *x, const float *gate, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        x[i] *= delta_sigmoid(gate[i]);
+}

@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The gated delta rule against its reference: sizes of heads, taps, states across pages, chunks and
+ * decodes, padding sequences; and gates of attention. Results are rounded to bfloat16 once; states
+ * are float32. */
+#include "tests/kernel/gpu.h"
+
+#define SEQS    5
+#define TOKENS  150
+#define COLUMNS 40 /* of a row of the table */
+
+static const struct {
+    struct k_delta_shape shape;
+    size_t page_elems, at;
+} shapes[] = {{{1, 1, 4, 4, 2}, 16, 0},       {{2, 4, 12, 20, 4}, 100, 24},
+              {{3, 3, 33, 70, 3}, 1001, 5},   {{2, 6, 128, 128, 4}, 16384, 0},
+              {{1, 2, 128, 128, 4}, 4100, 8}, {{2, 2, 64, 128, 4}, 8192, 4},
+              {{1, 4, 128, 96, 4}, 8192, 40}};
+
+/* A padding sequence, one that begins, decodes, chunks. */
+static const struct {
+    int32_t starts[SEQS + 1], lens[SEQS];
+} steps[] = {{{0, 1, 8, 9, 10, 43}, {0, 7, 1, 90, 60}},
+             {{0, 1, 2, 3, 4, 5}, {0, 1, 2, 3, 90}},
+             {{0, 70, 72, 135, 148, 150}, {70, 3, 64, 1000, 2}}};
+
+/* What guard bytes are as numbers of a result. */
+static float unwritten(bool is_half)
+{
+    const uint16_t bits = 0xabab;
+    _Float16 half;
+
+    memcpy(&half, &bits, sizeof half);
+    return is_half ? (float)half : gpu_widen(bits);
+}
+
+/* Host and device copies of one case. */
+struct delta_case {
+    int n_tokens, row;
+    size_t state_size;
+    float *in, *gates, *pages, *numbers, *want;
+    struct k_delta host, dev;
+    struct k_state host_state, dev_state;
+    struct k_tokens t, dt;
+    int32_t table[SEQS * COLUMNS], seq[TOKENS], pos[TOKENS];
+};
+
+/* Weights of both sides: taps, a_log, dt_bias, norm. */
+static void make_weights(struct delta_case *c, const struct k_delta_shape *s)
+{
+    int keys = k_delta_keys(s) * s->n_taps, heads = s->n_v_heads;
+    size_t n_taps = (size_t)(k_delta_channels(s) * s->n_taps);
+    size_t n = n_taps + (size_t)(2 * heads + s->v_dim);
+    float *numbers = c->numbers = gpu_random(n, 1.0f), *at;
+
+    at = gpu_array(numbers, n * sizeof *numbers);
+    c->host = (struct k_delta){.shape = *s,
+                               .q_taps = numbers,
+                               .k_taps = numbers + keys,
+                               .v_taps = numbers + 2 * keys,
+                               .a_log = numbers + n_taps,
+                               .dt_bias = numbers + n_taps + heads,
+                               .norm = numbers + n_taps + 2 * heads,
+                               .eps = 1e-6f};
+    c->dev = c->host;
+    c->dev.q_taps = at;
+    c->dev.k_taps = at + keys;
+    c->dev.v_taps = at + 2 * keys;
+    c->dev.a_log = at + n_taps;
+    c->dev.dt_bias = at + n_taps + heads;
+    c->dev.norm = gpu_bf16(c->host.norm, (size_t)s->v_dim);
+    c->dev.rows = gpu_array(NULL, (size_t)c->n_tokens * k_delta_work(s) * sizeof(float));
+}
+
+static void make_tokens(struct delta_case *c, int step)
+{
+    const int32_t *starts = steps[step].starts, *lens = steps[step].lens;
+
+    for (int s = 0; s < SEQS; s++) {
+        for (int i = starts[s]; i < starts[s + 1]; i++) {
+            c->seq[i] = s;
+            c->pos[i] = lens[s] == 0 ? 0 : lens[s] - starts[s + 1] + i;
+        }
+    }
+    for (int k = 0; k < SEQS * COLUMNS; k++)
+        c->table[k] = (int32_t)(k * 7 % (SEQS * COLUMNS + 1));
+    c->t = (struct k_tokens){.seq = c->seq,
+                             .pos = c->pos,
+                             .seq_start = starts,
+                             .kv_len = lens,
+                             .page_ids = c->table,
+                             .n_tokens = starts[SEQS],
+                             .n_seqs = SEQS,
+                             .pages_max = COLUMNS};
+    c->dt = c->t;
+    c->dt.seq = gpu_array(c->seq, sizeof c->seq);
+    c->dt.pos = gpu_array(c->pos, sizeof c->pos);
+    c->dt.seq_start = gpu_array(starts, sizeof steps[step].starts);
+    c->dt.kv_len = gpu_array(lens, sizeof steps[step].lens);
+    c->dt.page_ids = gpu_array(c->table, sizeof c->table);
+}
+
+static void check_delta(int i, int step)
+{
+    const struct k_delta_shape *s = &shapes[i].shape;
+    struct delta_case *c = calloc(1, sizeof *c);
+    size_t n_out, n_gates;
+    float *got, *after, *dgates;
+    k_bf16 *out, *din;
+    bool is_half = k_delta_values(s) % 16 == 0 && i % 2 == 1;
+
+    c->n_tokens = steps[step].starts[SEQS];
+    c->row = k_delta_channels(s) + k_delta_values(s);
+    n_out = (size_t)(c->n_tokens * k_delta_values(s));
+    n_gates = (size_t)(c->n_tokens * 2 * s->n_v_heads);
+    c->state_size = (size_t)(SEQS * COLUMNS + 1) * shapes[i].page_elems;
+    make_weights(c, s);
+    make_tokens(c, step);
+    c->in = gpu_random((size_t)(c->n_tokens * c->row), 2.0f);
+    c->gates = gpu_random(n_gates, 2.0f);
+    c->pages = gpu_random(c->state_size, 1.0f);
+    c->want = malloc(n_out * sizeof *c->want);
+    after = malloc(c->state_size * sizeof *after);
+    c->host_state =
+        (struct k_state){.pages = c->pages, .page_elems = shapes[i].page_elems, .at = shapes[i].at};
+    c->dev_state = c->host_state;
+    c->dev_state.pages = gpu_array(c->pages, c->state_size * sizeof(float));
+    din = gpu_bf16(c->in, (size_t)(c->n_tokens * c->row));
+    dgates = gpu_array(c->gates, n_gates * sizeof *dgates);
+    out = gpu_array(NULL, n_out * 2);
+    for (size_t k = 0; k < n_out; k++)
+        c->want[k] = unwritten(is_half);
+    for (int seq = 0; seq < SEQS; seq++) {
+        for (int head = 0; head < s->n_k_heads; head++)
+            ref_delta_rule(c->want, c->in, c->gates, &c->host, &c->host_state, &c->t, seq, head);
+    }
+    gpu_must(k_delta_rule(out, is_half, din, dgates, &c->dev, &c->dev_state, &c->dt,
+                          device_cuda_stream(gpu)));
+    got = is_half ? gpu_half_floats(out, n_out) : gpu_floats(out, n_out);
+    gpu_compare(got, c->want, n_out, 2e-5, 4.1e-3, "delta");
+    ok(gpu_get(after, c->dev_state.pages, c->state_size * sizeof(float)), "guard bands are whole");
+    gpu_compare(after, c->pages, c->state_size, c->n_tokens == SEQS ? 1e-9 : 1e-6,
+                c->n_tokens == SEQS ? 1e-4 : 2e-3, "states");
+    free(c->in), free(c->gates), free(c->pages), free(c->numbers), free(c->want);
+    free(after), free(got), free(c);
+}
+
+static void check_shut(size_t n, bool is_half)
+{
+    float *x = gpu_random(n, 2.0f), *gate = gpu_random(n, 4.0f), *got;
+    k_bf16 *dx = gpu_bf16(x, n), *dgate = gpu_bf16(gate, n);
+
+    ref_shut(x, gate, n);
+    gpu_must(k_shut(dx, is_half, dgate, n, device_cuda_stream(gpu)));
+    got = is_half ? gpu_half_floats(dx, n) : gpu_floats(dx, n);
+    gpu_compare(got, x, n, 5e-6, 4.1e-3, "gates");
+    free(x), free(gate), free(got);
+}
+
+int main(void)
+{
+    gpu_open();
+    for (size_t step = 0; step < sizeof steps / sizeof steps[0]; step++) {
+        for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+            if (gpu_has_turn())
+                check_delta((int)i, (int)step);
+        }
+    }
+    check_shut(5, false);
+    check_shut(16 * 4096, false);
+    check_shut(16 * 4095, true);
+    device_close(gpu);
+    return tap_done();
+}
