@@ -16,6 +16,7 @@
  * compute all scores, from 32 keys at a time: 137 TFLOP/s of a prompt of 8192 in bf16, 73 in e4m3,
  * where heads of 256 have 619 in sm90_attn_chunk.cu. Source: the scheme of FlashAttention-2
  * (arXiv:2307.08691). */
+#include "kernels/choice.h"
 #include "kernels/e4m3.cuh"
 #include "kernels/pages.cuh"
 
@@ -41,7 +42,7 @@ struct chunk_args {
 /* Keys at a time; the parts of a head's values, and the elements of one. Accumulators of 256
  * elements are all that registers hold. */
 template <int D> struct chunk_form {
-    static constexpr int BLOCK = D > 256 ? 32 : 64;
+    static constexpr int BLOCK = D > 128 ? 32 : 64; /* 64 of 256 would not fit into 99 KB */
     static constexpr int PARTS = D > 256 ? 2 : 1;
     static constexpr int PART = D / PARTS;
 
@@ -367,15 +368,14 @@ template <int D> static int chunk_launch_dim(const chunk_args &a, k_stream strea
 }
 
 /* The scales of e4m3 pages are applied to scores and to the output, not to each key and value. */
-int k_attn_chunk(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv, const struct k_tokens *t,
-                 const struct k_attn_plan *plan, int n_heads, float scale, k_stream stream)
+int k_attn_chunk_plain(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv,
+                       const struct k_tokens *t, const struct k_attn_plan *plan, int n_heads,
+                       float scale, k_stream stream)
 {
     int hd = kv->head_dim;
     chunk_args args = {
         out, qkv, *kv, *t, *plan, n_heads, scale, 1.0f, k_qkv_heads(kv, n_heads) * hd};
 
-    if (sm90_attn_chunk_takes(kv, qkv, n_heads))
-        return k_attn_chunk_sm90(out, qkv, kv, t, plan, n_heads, scale, stream);
     if (kv->type == K_E4M3) {
         args.scale *= kv->k_scale;
         args.out_scale = kv->v_scale;

@@ -41,6 +41,7 @@
  * (arXiv:2301.03598). */
 #include "kernels/attn_brief.cuh"
 #include "kernels/attn_decode_parts.cuh"
+#include "kernels/choice.h"
 
 #ifndef DECODE_PROMOTION
 #define DECODE_PROMOTION CU_TENSOR_MAP_L2_PROMOTION_L2_128B
@@ -648,7 +649,7 @@ static int decode_launch_shape(decode_args &a, const struct k_attn_plan *plan, k
     if constexpr (HEADS == 8) {
         using b = brief<D, TYPE, WINDOWED>;
 
-        if (k_attn_is_brief(plan, &a.kv, a.n_heads))
+        if (k_attn_is_brief_sm90(plan, &a.kv, a.n_heads))
             l = {attn_brief_kernel<D, TYPE, NORMED, WINDOWED>,
                  plan->n_decodes * a.kv.n_kv_heads * b::RANKS, b::SHARED};
     }
@@ -686,7 +687,7 @@ static int decode_choose_d(decode_args &a, const struct k_attn_plan *plan, k_str
     }
 }
 
-int k_attn_is_brief(const struct k_attn_plan *plan, const struct k_kv *kv, int n_heads)
+int k_attn_is_brief_sm90(const struct k_attn_plan *plan, const struct k_kv *kv, int n_heads)
 {
     int elem = kv->type == K_BF16 ? 2 : 1;
 
@@ -696,25 +697,17 @@ int k_attn_is_brief(const struct k_attn_plan *plan, const struct k_kv *kv, int n
            plan->n_decodes * kv->n_kv_heads <= BRIEF_ROWS;
 }
 
-int k_attn_rotates(const struct k_rotary *r, const struct k_kv *kv)
+int k_attn_rotates_sm90(const struct k_rotary *r, const struct k_kv *kv)
 {
     if (kv->is_shared || r->norms_values || kv->head_dim > 256)
         return 0;
     return r->q_norm == NULL || (kv->head_dim == 128 && !r->norms_after);
 }
 
-/* Two parts per block and one piece per warp. */
-size_t k_attn_work_bytes(int head_dim, int n_heads, int n_kv_heads)
-{
-    int heads = decode_heads(head_dim, n_heads / n_kv_heads);
-    size_t floats = (size_t)decode_d(head_dim) * heads + 2 * (size_t)heads;
-
-    return (2 * DECODE_CTAS + DECODE_WORKERS) * floats * sizeof(float);
-}
-
 /* All scores are in units of log2, so that weights need exp2 only. */
-int k_attn_decode(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv, const struct k_tokens *t,
-                  const struct k_attn_plan *plan, int n_heads, float scale, k_stream stream)
+int k_attn_decode_sm90(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv,
+                       const struct k_tokens *t, const struct k_attn_plan *plan, int n_heads,
+                       float scale, k_stream stream)
 {
     decode_args args = {};
 

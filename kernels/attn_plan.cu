@@ -15,6 +15,7 @@
  *
  * Runs on the device, because lengths change there while the launches of a graph stay the same. */
 #include "kernels/attn_decode.cuh"
+#include "kernels/choice.h"
 
 #define PLAN_THREADS 1024
 #define PLAN_WARPS   (PLAN_THREADS / 32)
@@ -174,9 +175,18 @@ size_t k_attn_schedule_bytes(int n_decodes)
     return sizeof(decode_schedule) + (size_t)n_decodes * sizeof(decode_item);
 }
 
+/* Two parts per block and one piece per warp; portable_attn.cu has at most so many parts. */
+size_t k_attn_work_bytes(int head_dim, int n_heads, int n_kv_heads)
+{
+    int heads = decode_heads(head_dim, n_heads / n_kv_heads);
+    size_t floats = (size_t)decode_d(head_dim) * heads + 2 * (size_t)heads;
+
+    return (2 * DECODE_CTAS + DECODE_WORKERS) * floats * sizeof(float);
+}
+
 /* The plan depends on lengths and shapes only, so one serves all layers of a window and shape. */
-int k_attn_schedule(const struct k_attn_plan *plan, const struct k_kv *kv, const struct k_tokens *t,
-                    int n_heads, k_stream stream)
+int k_attn_schedule_sm90(const struct k_attn_plan *plan, const struct k_kv *kv,
+                         const struct k_tokens *t, int n_heads, k_stream stream)
 {
     int group = n_heads / kv->n_kv_heads;
     plan_args args = {};

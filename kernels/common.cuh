@@ -95,6 +95,23 @@ static __device__ inline void store_x_two(void *to, size_t at, float low, float 
         is_half ? pack_half(low, high) : pack_bf16(low, high);
 }
 
+/* On Hopper a launch may begin while the one in front of it still runs (programmatic stream
+ * serialization): wait for its end, or let the next one begin. Code for other GPUs has nothing
+ * here, and its launches do not overlap. */
+static __device__ __forceinline__ void wait_for_previous(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+static __device__ __forceinline__ void let_next_begin(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
 /* 2^x within 2 ulp; 0 at -infinity. */
 static __device__ inline float exp2_fast(float x)
 {

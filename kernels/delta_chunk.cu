@@ -579,6 +579,7 @@ int delta_launch_chunks(const delta_args &a, k_stream stream)
 
     static_assert(2 * (sizeof(delta_chunks) + 1024) <= 228 * 1024,
                   "two blocks of a multiprocessor");
+    static_assert(sizeof(delta_chunks) <= K_DELTA_SHARED_BYTES, "what devices look for");
     if (delta_allow((const void *)delta_prepare_kernel, sizeof(delta_prepared)) != 0 ||
         delta_allow((const void *)delta_chunk_kernel, sizeof(delta_chunks)) != 0 ||
         K_LAUNCH(delta_prepare_kernel, chunks, THREADS, sizeof(delta_prepared), stream, a) != 0)

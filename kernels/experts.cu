@@ -6,6 +6,8 @@
  * Rows of matrices that are not whole 16 bytes (shapes of tests) take a plain kernel, a warp for
  * each output. The sum of a token is in the order of its slots, float32, by the threads of one
  * block, which have eight elements each; so it is the same every time, without atomics. */
+#include "config.h"
+
 #include "kernels/experts.cuh"
 #include "kernels/mxfp4.h"
 
@@ -43,13 +45,6 @@ static __device__ inline float experts_dot_rows(const k_bf16 *w, const k_bf16 *x
     for (int apart = 16; apart > 0; apart /= 2)
         sum += __shfl_xor_sync(~0U, sum, apart);
     return sum;
-}
-
-/* The bias of a row of an expert. */
-static __device__ inline float experts_own_bias(const struct experts_product &p, int expert,
-                                                int row)
-{
-    return p.bias != NULL ? load_bf16(p.bias + (size_t)expert * p.rows + row) : 0.0f;
 }
 
 /* Block x has a place, block y some outputs. */
@@ -94,14 +89,41 @@ static int experts_format_of(const struct experts_product *p, const struct k_for
     return k_format_is_by_row(f, K_E4M3) ? EXPERTS_BY_ROW : -1;
 }
 
-/* A product in which each expert that has routes is read once. */
-static int experts_run_few(const struct experts_product *p, int format, int n_sms, k_stream stream)
+static int experts_run_plain(const struct experts_product *p, k_stream stream)
 {
     int n_routes = p->n_tokens * p->n_used;
 
+    return K_LAUNCH(plain_kernel, dim3(n_routes, (p->n_out + PLAIN_OUTS - 1) / PLAIN_OUTS), THREADS,
+                    0, stream, *p);
+}
+
+#ifdef HAVE_PORTABLE
+/* Both products on any GPU. */
+static int experts_run_portable(const struct experts_product *first,
+                                const struct experts_product *second, int in, int down,
+                                k_stream stream)
+{
+    const struct experts_product *products[2] = {first, second};
+    const int formats[2] = {in, down};
+    int rc = 0;
+
+    for (int i = 0; i < 2 && rc == 0; i++) {
+        if (formats[i] == EXPERTS_PLAIN && products[i]->n_in % 8 != 0)
+            rc = experts_run_plain(products[i], stream);
+        else
+            rc = experts_tiles(products[i], (enum experts_format)formats[i],
+                               first->n_tokens > K_MIXING_FEW, stream);
+    }
+    return rc;
+}
+#endif
+
+#ifdef HAVE_SM90
+/* A product in which each expert that has routes is read once. */
+static int experts_run_few(const struct experts_product *p, int format, int n_sms, k_stream stream)
+{
     if (format == EXPERTS_PLAIN && p->n_in % 8 != 0)
-        return K_LAUNCH(plain_kernel, dim3(n_routes, (p->n_out + PLAIN_OUTS - 1) / PLAIN_OUTS),
-                        THREADS, 0, stream, *p);
+        return experts_run_plain(p, stream);
     return experts_few(p, (enum experts_format)format, n_sms, stream);
 }
 
@@ -120,6 +142,23 @@ static int experts_run_many(const struct k_mixing *m, struct experts_product *fi
         rc = experts_many(second, down, ORDER_PLAIN, n_sms, stream);
     return rc;
 }
+
+/* Both products on Hopper. */
+static int experts_run_sm90(const struct k_mixing *m, struct experts_product *first,
+                            const struct experts_product *second, int in, int down, int n_sms,
+                            k_stream stream)
+{
+    int rc;
+
+    if (first->n_tokens > K_MIXING_FEW && first->n_out % 8 == 0 && first->n_in % 8 == 0)
+        return experts_run_many(m, first, second, (enum experts_format)in,
+                                (enum experts_format)down, n_sms, stream);
+    rc = experts_run_few(first, in, n_sms, stream);
+    if (rc == 0)
+        rc = experts_run_few(second, down, n_sms, stream);
+    return rc;
+}
+#endif
 
 /* What both products have in common. */
 static struct experts_product experts_product_of(const struct k_mixing *m,
@@ -150,7 +189,7 @@ int k_run_experts(const struct k_mixing *m, const k_bf16 *x, const struct k_half
     struct experts_product first = experts_product_of(m, e, &e->in, n, n_used);
     struct experts_product second = experts_product_of(m, e, &e->down, n, n_used);
     int in = experts_format_of(&first, &e->in.format),
-        down = experts_format_of(&second, &e->down.format), rc;
+        down = experts_format_of(&second, &e->down.format);
 
     if (in < 0 || down < 0)
         return -1;
@@ -167,13 +206,16 @@ int k_run_experts(const struct k_mixing *m, const k_bf16 *x, const struct k_half
     second.x = m->ff;
     second.out = m->y;
     second.n_out = second.rows;
-    if (n > K_MIXING_FEW && e->ff_dim % 8 == 0 && first.n_in % 8 == 0)
-        return experts_run_many(m, &first, &second, (enum experts_format)in,
-                                (enum experts_format)down, n_sms, stream);
-    rc = experts_run_few(&first, in, n_sms, stream);
-    if (rc == 0)
-        rc = experts_run_few(&second, down, n_sms, stream);
-    return rc;
+#ifdef HAVE_PORTABLE
+    if (k_is_portable())
+        return experts_run_portable(&first, &second, in, down, stream);
+#endif
+#ifdef HAVE_SM90
+    return experts_run_sm90(m, &first, &second, in, down, n_sms, stream);
+#else
+    (void)n_sms;
+    return -1;
+#endif
 }
 
 /* --- sums of tokens --------------------------------------------------------------------------- */

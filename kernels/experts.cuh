@@ -58,6 +58,11 @@ int experts_many(const struct experts_product *p, enum experts_format format,
 int experts_gather(k_bf16 *out, const k_bf16 *x, const struct experts_product *p,
                    enum experts_order order, k_stream stream);
 
+/* portable_experts.cu: the same for few routes and for many, with x as it is. is_many: the step has
+ * more tokens than K_MIXING_FEW. */
+int experts_tiles(const struct experts_product *p, enum experts_format format, bool is_many,
+                  k_stream stream);
+
 /* The row of x of a place in the order of routes. */
 static __device__ inline int experts_row(const struct experts_product &p, int place)
 {
@@ -70,6 +75,13 @@ static __device__ inline int experts_row(const struct experts_product &p, int pl
 static __device__ inline float experts_factor(const struct experts_product &p, int place)
 {
     return p.inverse != NULL ? p.inverse[experts_row(p, place)] : 1.0f;
+}
+
+/* The bias of a row of an expert. */
+static __device__ inline float experts_own_bias(const struct experts_product &p, int expert,
+                                                int row)
+{
+    return p.bias != NULL ? load_bf16(p.bias + (size_t)expert * p.rows + row) : 0.0f;
 }
 
 /* c [16][8] += a [16][16] * b [16][8] */
@@ -88,8 +100,8 @@ static __device__ __forceinline__ void experts_multiply(float (&c)[4], uint32_t 
  * the next one be launched. */
 static __device__ __forceinline__ void experts_wait_for_previous(void)
 {
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-    asm volatile("griddepcontrol.launch_dependents;");
+    wait_for_previous();
+    let_next_begin();
 }
 
 template <class... P, class... A>
@@ -106,7 +118,7 @@ static inline int experts_launch_early(void (*kernel)(P...), dim3 grid, unsigned
     config.dynamicSmemBytes = smem;
     config.stream = stream;
     config.attrs = &attribute;
-    config.numAttrs = 1;
+    config.numAttrs = k_is_portable() ? 0 : 1;
     return cudaLaunchKernelEx(&config, kernel, args...) == cudaSuccess ? 0 : -1;
 }
 

@@ -30,11 +30,19 @@ typedef uint16_t k_bf16;              /* the upper half of a float32 */
 typedef uint8_t k_e4m3;               /* e4m3.h */
 typedef struct CUstream_st *k_stream; /* CUDA's cudaStream_t */
 
-#define K_HEAD_DIM_MAX 512
-#define K_BANNED_MAX   24
+#define K_HEAD_DIM_MAX       512
+#define K_HEAD_DIM_PORTABLE  256          /* of k_attn() by the portable kernels */
+#define K_DELTA_SHARED_BYTES (110 * 1024) /* of a block of k_delta_rule() */
+#define K_BANNED_MAX         24
 
 /* The shared memory of a cluster holds a row of this length. */
 #define K_SAMPLE_VOCAB_MAX 425984
+
+/* Which kernels launchers use: those for Hopper, which are the preset ones where they were built,
+ * or the portable ones for compute capability 8.0 and later. The choice is the process's, and is
+ * made before the first launch. -1 if the portable ones were not built. */
+int k_use_portable(void);
+bool k_is_portable(void);
 
 /* A matrix of weights w [n_out][n_in]. Pointers that its format does not use are NULL. */
 struct k_matrix {
@@ -595,6 +603,12 @@ int k_silu_mul_e4m3(const struct k_quantised *out, const k_bf16 *in, int n, int 
  * n are multiples of 16; reads the records once and writes the rows once. */
 void ref_dequantise(float *out, const struct k_matrix *w, int first, int n);
 int k_dequantise(k_bf16 *out, const struct k_matrix *w, int first, int n, k_stream stream);
+
+/* Of a matrix of e4m3 by row or in blocks: rows first .. first + n - 1 as bfloat16 [n][n_in], times
+ * their scales; n_in is a multiple of 16. And x [n] in the order of K_HALF_AT, n a multiple of 16.
+ * Both read and write once. */
+int k_widen_codes(k_bf16 *out, const struct k_matrix *w, int first, int n, k_stream stream);
+int k_halve_rows(void *out, const k_bf16 *x, size_t n, k_stream stream);
 
 /* out float32 [n_blocks][k_type_block(type)] = the elements of blocks of a GGUF type, in the
  * arithmetic of the PyPI package gguf: one rounding per product and per difference. The blocks need

@@ -25,10 +25,16 @@ static __device__ __forceinline__ uint32_t mxfp4_power(uint32_t e)
 /* Two of bfloat16 times two others. */
 static __device__ __forceinline__ uint32_t mxfp4_times(uint32_t x, uint32_t y)
 {
+#if __CUDA_ARCH__ >= 900
     uint32_t z;
 
     asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(z) : "r"(x), "r"(y));
     return z;
+#else
+    __nv_bfloat162 product = __hmul2(*(__nv_bfloat162 *)&x, *(__nv_bfloat162 *)&y);
+
+    return *(uint32_t *)&product;
+#endif
 }
 
 /* A word of codes as the operand of a product of 16 x 16: register r has row g + 8 (r % 2). */

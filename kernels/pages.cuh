@@ -75,16 +75,4 @@ static __device__ inline uint32_t stored_two(enum k_type type, float scale, floa
                                     __NV_SATFINITE, __NV_E4M3);
 }
 
-/* The launchers among which k_attn() chooses. */
-int k_attn_decode(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv, const struct k_tokens *t,
-                  const struct k_attn_plan *plan, int n_heads, float scale, k_stream stream);
-int k_attn_chunk(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv, const struct k_tokens *t,
-                 const struct k_attn_plan *plan, int n_heads, float scale, k_stream stream);
-
-/* The fast path of k_attn_chunk(), and the shapes that it supports. */
-bool sm90_attn_chunk_takes(const struct k_kv *kv, const k_bf16 *qkv, int n_heads);
-int k_attn_chunk_sm90(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv,
-                      const struct k_tokens *t, const struct k_attn_plan *plan, int n_heads,
-                      float scale, k_stream stream);
-
 #endif

@@ -27,6 +27,7 @@
  * elements of n_in is free as long as w and x agree, so lane q takes the 16-byte chunks 2 q and 2 q
  * + 1 of a box's row: with the TMA's 128-byte swizzle no two lanes of a quarter warp meet in a
  * bank, and no ldmatrix is needed. Rows of x are padded by 16 bytes, for the same reason. */
+#include "kernels/choice.h"
 #include "kernels/product_cut.h"
 #include "kernels/product_end.cuh"
 
@@ -365,14 +366,14 @@ static bool product_is_wide(const struct k_matrix *w, int n)
 }
 
 /* Any of the kernels. */
-int k_multiply_takes(const struct k_matrix *w, int n)
+int k_multiply_takes_sm90(const struct k_matrix *w, int n)
 {
     return product_takes(w, n) || product_wide_takes(w, n) || product_blocks_takes(w, n) ||
            product_packed_takes(w, n);
 }
 
 /* Within a bucket the order of summation is the same, so the caller may pad its rows to it. */
-int k_multiply_bucket(const struct k_matrix *w, int n)
+int k_multiply_bucket_sm90(const struct k_matrix *w, int n)
 {
     int bucket = ROWS_FEW;
 
@@ -412,7 +413,7 @@ static int product_launch(const CUtensorMap &map, product_args &a, int n_sms, k_
 }
 
 /* Tiles are distributed evenly: the first tiles_left CTAs have one more than the others. */
-int k_multiply(const struct k_product *p, int n, int n_sms, k_stream stream)
+int k_multiply_sm90(const struct k_product *p, int n, int n_sms, k_stream stream)
 {
     const struct k_matrix *w = p->w;
     bool gated = p->kind == K_PRODUCT_GATED;
@@ -441,36 +442,4 @@ int k_multiply(const struct k_product *p, int n, int n_sms, k_stream stream)
     args.n_boxes = w->n_in / BOX_COLS;
     args.x_stride = w->n_in * 2 + 16;
     return product_launch(map, args, n_sms, stream);
-}
-
-/* --- the begin of a decode -------------------------------------------------------------------- */
-
-/* One element per thread; 16 lanes add the squares of a part. */
-static __global__ void embed_normed_kernel(float *x, void *normed, bool is_half, float *sums_out,
-                                           const k_bf16 *table, const int32_t *ids,
-                                           const int32_t *sampled, const k_bf16 *norm, int dim)
-{
-    int d = blockIdx.x * blockDim.x + threadIdx.x, col = blockIdx.y;
-    int32_t id = ids[col];
-    float value = 0.0f, square;
-
-    asm volatile("griddepcontrol.launch_dependents;");
-    if (d < dim) {
-        value = load_bf16(table + (size_t)(id < 0 ? sampled[-1 - id] : id) * dim + d);
-        x[(size_t)col * dim + d] = value;
-        store_x(normed, (size_t)col * dim + d, value * load_bf16(norm + d), is_half);
-    }
-    square = value * value;
-    for (int apart = 8; apart > 0; apart /= 2)
-        square += __shfl_xor_sync(~0U, square, apart);
-    if (d < dim && d % 16 == 0)
-        sums_out[(size_t)col * (dim / 16) + d / 16] = square;
-}
-
-int k_embed_normed(float *x, void *normed, bool normed_is_half, float *sums_out,
-                   const k_bf16 *table, const int32_t *ids, const int32_t *sampled,
-                   const k_bf16 *norm, int n, int dim, k_stream stream)
-{
-    return K_LAUNCH(embed_normed_kernel, dim3((dim + 255) / 256, n), 256, 0, stream, x, normed,
-                    normed_is_half, sums_out, table, ids, sampled, norm, dim);
 }

@@ -246,8 +246,8 @@ static __global__ void sum_residual_kernel(const k_bf16 *rows, float *residual, 
 
     /* The next product may fetch its weights meanwhile, because all blocks of this kernel are
      * resident. */
-    asm volatile("griddepcontrol.launch_dependents;");
-    asm volatile("griddepcontrol.wait;" ::: "memory");
+    let_next_begin();
+    wait_for_previous();
     call = ranks_call_number(links);
     since_ns = ranks_now_ns();
     for (int g = threadIdx.x; g < dim / 8; g += blockDim.x)
@@ -442,7 +442,7 @@ int k_sum_residual(const struct k_product *p, int n, const struct k_links *links
     config.blockDim = dim3((unsigned)threads);
     config.stream = (cudaStream_t)stream;
     config.attrs = &attribute;
-    config.numAttrs = 1;
+    config.numAttrs = k_is_portable() ? 0 : 1;
     return cudaLaunchKernelEx(&config, sum_residual_kernel, (const k_bf16 *)p->y, p->residual,
                               (const k_bf16 *)p->norm, p->normed, p->y_is_half, p->sums_out, dim,
                               *links) == cudaSuccess

@@ -70,3 +70,35 @@ int k_fill_random_e4m3(k_e4m3 *out, size_t n, float deviation, uint64_t seed, k_
 {
     return K_LAUNCH(fill_random_e4m3_kernel, 4096, 256, 0, stream, out, n, deviation, seed);
 }
+
+/* --- the begin of a decode -------------------------------------------------------------------- */
+
+/* One element per thread; 16 lanes add the squares of a part. */
+static __global__ void embed_normed_kernel(float *x, void *normed, bool is_half, float *sums_out,
+                                           const k_bf16 *table, const int32_t *ids,
+                                           const int32_t *sampled, const k_bf16 *norm, int dim)
+{
+    int d = blockIdx.x * blockDim.x + threadIdx.x, col = blockIdx.y;
+    int32_t id = ids[col];
+    float value = 0.0f, square;
+
+    let_next_begin();
+    if (d < dim) {
+        value = load_bf16(table + (size_t)(id < 0 ? sampled[-1 - id] : id) * dim + d);
+        x[(size_t)col * dim + d] = value;
+        store_x(normed, (size_t)col * dim + d, value * load_bf16(norm + d), is_half);
+    }
+    square = value * value;
+    for (int apart = 8; apart > 0; apart /= 2)
+        square += __shfl_xor_sync(~0U, square, apart);
+    if (d < dim && d % 16 == 0)
+        sums_out[(size_t)col * (dim / 16) + d / 16] = square;
+}
+
+int k_embed_normed(float *x, void *normed, bool normed_is_half, float *sums_out,
+                   const k_bf16 *table, const int32_t *ids, const int32_t *sampled,
+                   const k_bf16 *norm, int n, int dim, k_stream stream)
+{
+    return K_LAUNCH(embed_normed_kernel, dim3((dim + 255) / 256, n), 256, 0, stream, x, normed,
+                    normed_is_half, sums_out, table, ids, sampled, norm, dim);
+}

@@ -32,6 +32,7 @@
 #include <cooperative_groups.h>
 #include <limits.h>
 
+#include "kernels/choice.h"
 #include "kernels/sample.cuh"
 
 namespace cg = cooperative_groups;
@@ -687,8 +688,8 @@ static __global__ void __cluster_dims__(RANKS, 1, 1) __launch_bounds__(THREADS, 
 
 /* With many rows, sample_top() goes first and marks the rows that it leaves; this kernel is
  * launched in any case, since the host does not know whether any are left. */
-int k_sample(int32_t *ids, const float *logits, int n_rows, int n_vocab,
-             const struct k_sample_row *rows, const int32_t *history, k_stream stream)
+int k_sample_sm90(int32_t *ids, const float *logits, int n_rows, int n_vocab,
+                  const struct k_sample_row *rows, const int32_t *history, k_stream stream)
 {
     int run_len = (n_vocab + 4 * ALL_WARPS - 1) / (4 * ALL_WARPS) * 4, left = 1;
     size_t bytes = (size_t)WARPS * run_len * sizeof(float);

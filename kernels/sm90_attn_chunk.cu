@@ -28,6 +28,7 @@
  * multiprocessor takes a tile, or when.
  *
  * Source: the schedule of FlashAttention-3 (arXiv:2407.08608). */
+#include "kernels/choice.h"
 #include "kernels/sm90_attn_load.cuh"
 
 #define TURN_ID   1 /* named barriers TURN_ID + warpgroup: it may issue its products */
@@ -676,7 +677,7 @@ static int chunk_choose_head_dim(const chunk_args &a, const k_bf16 *qkv, k_strea
 }
 
 /* The TMA needs addresses and strides that are multiples of 16 bytes, and pages of whole slabs. */
-bool sm90_attn_chunk_takes(const struct k_kv *kv, const k_bf16 *qkv, int n_heads)
+int k_attn_chunk_takes_sm90(const struct k_kv *kv, const k_bf16 *qkv, int n_heads)
 {
     int hd = kv->head_dim, bt = kv->page_tokens;
 

@@ -582,6 +582,7 @@ static void bench_kernel(struct bench *n)
     struct device_limits limits;
 
     if (hf_config_read(&config, n->settings.model) != ERR_OK ||
+        device_choose_kernels(n->settings.kernels) != ERR_OK ||
         device_open(&device, n->settings.device, 0, n->settings.cpu_threads) != ERR_OK)
         die("cannot open the model");
     if (!device->is_gpu)

@@ -27,6 +27,24 @@ int device_cuda_open(struct device **out, int idx)
 }
 #endif
 
+/* Without CUDA there is no choice to make. */
+int device_choose_kernels(const char *kernels)
+{
+    if (kernels == NULL || strcmp(kernels, "auto") == 0)
+        return ERR_OK;
+    if (strcmp(kernels, "portable") != 0) {
+        log_error("device: kernels \"%s\" is unknown; use auto or portable", kernels);
+        return ERR_INVALID;
+    }
+#ifdef HAVE_CUDA
+    if (k_use_portable() != 0) {
+        log_error("device: the portable kernels were not built in (configure --with-cuda-arch)");
+        return ERR_UNSUPPORTED;
+    }
+#endif
+    return ERR_OK;
+}
+
 /* Errors of the kinds are logged by them. "auto" warns if a GPU was expected, since running on the
  * CPU by accident is slow, not wrong. */
 int device_open(struct device **out, const char *kind, int idx, int cpu_threads)

@@ -451,6 +451,11 @@ struct device {
 int device_open(struct device **out, const char *kind, int idx, int cpu_threads) ERR_CHECKED;
 void device_close(struct device *d); /* NULL is fine */
 
+/* Choose the kernels of the GPUs that are opened later: "auto" (NULL is the same), or "portable"
+ * for those that every GPU has. ERR_INVALID, or ERR_UNSUPPORTED if they were not built in;
+ * logged. */
+int device_choose_kernels(const char *kernels) ERR_CHECKED;
+
 /* The kinds, for device_open(). */
 int device_cpu_open(struct device **out, int n_threads) ERR_CHECKED;
 int device_cuda_open(struct device **out, int idx) ERR_CHECKED;

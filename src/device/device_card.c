@@ -31,12 +31,16 @@ struct card {
     size_t next; /* the pointer of the next allocation */
     int n_ranks;
     bool takes_rows; /* of the stage before */
+    bool is_portable;
 };
 
-static const struct {
+static const struct card_kind {
     const char *name;
-    size_t mib; /* as the driver reports */
-} cards[] = {{"h200", 143771}, {"h100", 81559}, {"h100-nvl", 95830}, {"gh200", 97871}};
+    size_t mib;       /* as the driver reports */
+    bool is_portable; /* has the portable kernels */
+} cards[] = {{"h200", 143771, false},   {"h100", 81559, false},   {"h100-nvl", 95830, false},
+             {"gh200", 97871, false},   {"a100", 81920, true},    {"l40s", 46068, true},
+             {"rtx-4090", 24564, true}, {"rtx-5090", 32607, true}};
 
 /* base is the first member. */
 static struct card *card_of(struct device *d)
@@ -178,7 +182,7 @@ static int card_reserve(struct device *d, const struct device_limits *limits)
                      DEVICE_ASKED_MAX * sizeof(struct k_asked) + sizeof(struct k_logprob_row));
     if (limits->n_experts > 0)
         bytes += card_experts_bytes(limits);
-    if (limits->packed)
+    if (limits->packed || (limits->codes && card_of(d)->is_portable))
         bytes += DEVICE_WIDENED_BYTES;
     if (n_ranks > 1)
         bytes += K_SUM_INBOX_BYTES(n_ranks);
@@ -212,32 +216,32 @@ static const struct device_ops card_ops = {
 
 /* --- opening --------------------------------------------------------------------------- */
 
-/* A card's memory in MiB, by its name or by a number of GiB; 0 if the text is neither. */
-static size_t card_mib(const char *card)
+/* A card by its name, or by a number of GiB: a Hopper. mib is 0 if the text is neither. */
+static struct card_kind card_find(const char *card)
 {
+    struct card_kind kind = {.name = card};
     char *end;
     long gib;
 
     for (size_t i = 0; i < sizeof cards / sizeof cards[0]; i++) {
         if (strcmp(card, cards[i].name) == 0)
-            return cards[i].mib;
+            return cards[i];
     }
     gib = strtol(card, &end, 10);
     if (*card != '\0' && *end == '\0' && gib > 0 && gib <= CARD_MIB_MAX / 1024)
-        return (size_t)gib * 1024;
-    return 0;
+        kind.mib = (size_t)gib * 1024;
+    return kind;
 }
 
 int device_card_open(struct device **out, const char *card)
 {
-    size_t mib = card_mib(card);
+    const struct card_kind kind = card_find(card);
     struct card *c;
 
-    if (mib == 0) {
-        log_error(
-            "device: card \"%s\" is unknown; use h200, h100, h100-nvl, gh200, or its memory in "
-            "GiB",
-            card);
+    if (kind.mib == 0) {
+        log_error("device: card \"%s\" is unknown; use h200, h100, h100-nvl, gh200, a100, l40s, "
+                  "rtx-4090, rtx-5090, or its memory in GiB",
+                  card);
         return ERR_INVALID;
     }
     if ((c = mem_zalloc(sizeof *c)) == NULL)
@@ -247,10 +251,11 @@ int device_card_open(struct device **out, const char *card)
     c->base.is_gpu = true;
     /* As device_cuda.c, because it rounds up the rows of activations. */
     c->base.rows_multiple = 256;
-    c->total_bytes = mib << 20;
+    c->total_bytes = kind.mib << 20;
+    c->is_portable = kind.is_portable;
     c->next = CARD_ALIGN;
     c->n_ranks = 1;
-    (void)snprintf(c->base.name, sizeof c->base.name, "a card of %zu MiB", mib);
+    (void)snprintf(c->base.name, sizeof c->base.name, "a card of %zu MiB", kind.mib);
     *out = &c->base;
     return ERR_OK;
 }

@@ -347,6 +347,12 @@ static void cuda_embed(struct device *d, float *x, const struct k_matrix *table)
               "embed");
 }
 
+/* Is this matrix multiplied by rows of codes? The portable kernels multiply it by bfloat16. */
+static bool cuda_reads_codes(const struct k_matrix *w)
+{
+    return k_format_reads_codes(&w->format) && !k_is_portable();
+}
+
 /* The destination of n rows of codes for the product with w: by row, or with a stride of scales for
  * blocks. */
 static const struct k_quantised *cuda_codes_for(struct device_rows *rows, const struct k_matrix *w,
@@ -369,7 +375,7 @@ static void cuda_rmsnorm(struct device *d, struct device_rows *out, const float 
     struct cuda *gpu = cuda_of(d);
     int dim = d->limits.dim, rc;
 
-    if (k_format_reads_codes(&to->format))
+    if (cuda_reads_codes(to))
         rc = k_rmsnorm_e4m3(cuda_codes_for(out, to, n), x, weight, eps, n, dim, gpu->stream);
     else
         rc = k_rmsnorm(out->data, x, weight, eps, n, dim, gpu->stream);
@@ -383,7 +389,7 @@ static void cuda_add_rmsnorm(struct device *d, struct device_rows *out, float *x
     struct cuda *gpu = cuda_of(d);
     int dim = d->limits.dim, rc;
 
-    if (k_format_reads_codes(&to->format))
+    if (cuda_reads_codes(to))
         rc = k_add_rmsnorm_e4m3(cuda_codes_for(out, to, n), x, delta, weight, eps, n, dim,
                                 gpu->stream);
     else
@@ -397,7 +403,7 @@ static void cuda_quantise(struct device *d, struct device_rows *rows, int n,
 {
     struct cuda *gpu = cuda_of(d);
 
-    if (k_format_reads_codes(&to->format))
+    if (cuda_reads_codes(to))
         cuda_keep(gpu,
                   k_quantise(cuda_codes_for(rows, to, n), rows->data, n, to->n_in, gpu->stream),
                   "quantise");
@@ -423,11 +429,11 @@ static void cuda_run_product(struct device *d, struct gemm_product p, const stru
 
     p.x = x->data;
     p.x_scales = NULL;
-    if (k_format_reads_codes(&p.w->format)) {
+    if (cuda_reads_codes(p.w)) {
         p.x = x->codes.data;
         p.x_scales = x->codes.scales;
     }
-    if (k_format_is_packed(&p.w->format))
+    if (k_format_is_packed(&p.w->format) || (k_is_portable() && k_format_reads_codes(&p.w->format)))
         cuda_keep(gpu, packed_run(gpu, &p), "matmul");
     else if (k_format_is_plain(&p.w->format) && k_multiply_takes(p.w, p.n))
         cuda_run_few(gpu, &p);
@@ -696,7 +702,7 @@ static void cuda_silu_mul(struct device *d, struct device_rows *out, const void 
     struct cuda *gpu = cuda_of(d);
     int rc;
 
-    if (k_format_reads_codes(&to->format))
+    if (cuda_reads_codes(to))
         rc = k_silu_mul_e4m3(cuda_codes_for(out, to, n), in, n, ff_dim, gpu->stream);
     else
         rc = k_silu_mul(out->data, in, n, ff_dim, gpu->stream);
@@ -768,6 +774,30 @@ static int cuda_reserve_attention(struct cuda *c)
     return ERR_OK;
 }
 
+/* What some models need is not there in the portable kernels, or on some of their GPUs. */
+static int cuda_check_portable(const struct cuda *c, const struct device_limits *lim)
+{
+    int bytes = 0;
+
+    if (!k_is_portable())
+        return ERR_OK;
+    if (lim->head_dim > K_HEAD_DIM_PORTABLE) {
+        log_error("device: heads of %d elements, the portable kernels take at most %d",
+                  lim->head_dim, K_HEAD_DIM_PORTABLE);
+        return ERR_UNSUPPORTED;
+    }
+    if (cuda_check(
+            cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, c->ordinal),
+            "asking for shared memory") != ERR_OK)
+        return ERR_GPU;
+    if (lim->has_states && bytes < K_DELTA_SHARED_BYTES) {
+        log_error("device: recurrent layers need %d bytes of shared memory per block, %s has %d",
+                  K_DELTA_SHARED_BYTES, c->base.name, bytes);
+        return ERR_UNSUPPORTED;
+    }
+    return ERR_OK;
+}
+
 /* Limits of the kernels are checked here, before memory is taken. */
 static int cuda_reserve(struct device *d, const struct device_limits *lim)
 {
@@ -779,6 +809,8 @@ static int cuda_reserve(struct device *d, const struct device_limits *lim)
                   K_SAMPLE_VOCAB_MAX);
         return ERR_UNSUPPORTED;
     }
+    if ((rc = cuda_check_portable(gpu, lim)) != ERR_OK)
+        return rc;
     d->limits = *lim;
     if ((rc = step_find_lists(gpu)) != ERR_OK)
         return rc;
@@ -937,8 +969,38 @@ static int cuda_open_streams(struct cuda *c)
     return gemm_open(&c->gemm, c->workspace, WORKSPACE_BYTES, c->base.name);
 }
 
-/* Kernels use Hopper's instructions (wgmma, TMA), so other GPUs are refused. The caller's current
- * GPU is restored. */
+/* Other GPUs than Hopper get the portable kernels, and then all GPUs of the process do. False
+ * (logged) if this build has none for the GPU. */
+static bool cuda_has_kernels(const struct cudaDeviceProp *prop)
+{
+    int capability = prop->major * 10 + prop->minor;
+
+    if (capability < 80) {
+        log_error("device: %s has compute capability %d.%d; quire needs 8.0 or later", prop->name,
+                  prop->major, prop->minor);
+        return false;
+    }
+    if (prop->major != 9 && k_use_portable() != 0) {
+        log_error("device: %s has compute capability %d.%d; this build has kernels for 9.0 only "
+                  "(configure --with-cuda-arch)",
+                  prop->name, prop->major, prop->minor);
+        return false;
+    }
+#ifdef PORTABLE_LEAST
+    if (k_is_portable() && capability < PORTABLE_LEAST) {
+        log_error("device: %s has compute capability %d.%d; this build has kernels from %d.%d on "
+                  "(configure --with-cuda-arch)",
+                  prop->name, prop->major, prop->minor, PORTABLE_LEAST / 10, PORTABLE_LEAST % 10);
+        return false;
+    }
+#endif
+    if (k_is_portable())
+        log_info("device: portable kernels on %s (compute capability %d.%d)", prop->name,
+                 prop->major, prop->minor);
+    return true;
+}
+
+/* The caller's current GPU is restored. */
 static int cuda_start(struct cuda *c)
 {
     struct cudaDeviceProp prop;
@@ -946,11 +1008,8 @@ static int cuda_start(struct cuda *c)
 
     if (cuda_check(cudaGetDeviceProperties(&prop, c->ordinal), "the GPU's properties") != ERR_OK)
         return ERR_GPU;
-    if (prop.major != 9) {
-        log_error("device: %s has compute capability %d.%d; the kernels are built for 9.0 (Hopper)",
-                  prop.name, prop.major, prop.minor);
+    if (!cuda_has_kernels(&prop))
         return ERR_UNSUPPORTED;
-    }
     c->n_sms = prop.multiProcessorCount;
     (void)snprintf(c->base.name, sizeof c->base.name, "%.60s", prop.name);
     if (cuda_check(cudaGetDevice(&before), "asking for the GPU") != ERR_OK ||

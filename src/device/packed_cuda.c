@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Products of any number of rows with packed matrices (k_format_is_packed()).
+ * Products of any number of rows with packed matrices (k_format_is_packed()), and with e4m3 where
+ * the kernels are portable.
  *
  * Few rows are multiplied with the codes. For many, a run of rows of the matrix becomes bfloat16 in
  * scratch memory, and cuBLASLt multiplies with it; the numbers are those of a matrix that was
- * converted at load. */
+ * converted at load. Few rows for e4m3 are put into the order of its product there. */
 #include "config.h"
 
 #include "device/parts_cuda.h"
@@ -19,7 +20,7 @@
 
 int packed_reserve(struct cuda *c)
 {
-    if (!c->base.limits.packed)
+    if (!c->base.limits.packed && !(c->base.limits.codes && k_is_portable()))
         return ERR_OK;
     c->widened = sleep_alloc_scratch(&c->base, DEVICE_WIDENED_BYTES);
     return c->widened != NULL ? ERR_OK : ERR_NO_MEMORY;
@@ -31,12 +32,17 @@ static int packed_run_few(struct cuda *c, const struct gemm_product *p)
     struct k_product few = {
         .kind = p->y_is_float ? K_PRODUCT_FLOAT : K_PRODUCT_PLAIN, .w = p->w, .bias = p->bias};
     size_t y_bytes = (size_t)p->w->n_out * (p->y_is_float ? sizeof(float) : sizeof(k_bf16));
+    const k_bf16 *x = p->x;
     int rc = 0;
 
+    if (k_format_reads_half(&p->w->format)) {
+        rc = k_halve_rows(c->widened, x, (size_t)p->n * (size_t)p->w->n_in, c->stream);
+        x = c->widened;
+    }
     for (int row = 0; row < p->n && rc == 0; row += K_PRODUCT_ROWS_MAX) {
         int n = p->n - row < K_PRODUCT_ROWS_MAX ? p->n - row : K_PRODUCT_ROWS_MAX;
 
-        few.x = (const k_bf16 *)p->x + (size_t)row * (size_t)p->w->n_in;
+        few.x = x + (size_t)row * (size_t)p->w->n_in;
         few.y = (char *)p->y + (size_t)row * y_bytes;
         rc = k_multiply(&few, n, c->n_sms, c->stream);
     }
@@ -63,7 +69,10 @@ int packed_run(struct cuda *c, const struct gemm_product *p)
         run.n_out = w->n_out - row < step ? w->n_out - row : step;
         part.y = (char *)p->y + (size_t)row * elem;
         part.bias = p->bias != NULL ? p->bias + row : NULL;
-        rc = k_dequantise(c->widened, w, row, run.n_out, c->stream);
+        if (k_format_is_packed(&w->format))
+            rc = k_dequantise(c->widened, w, row, run.n_out, c->stream);
+        else
+            rc = k_widen_codes(c->widened, w, row, run.n_out, c->stream);
         if (rc == 0)
             rc = gemm_run(c->gemm, &part, c->stream);
     }

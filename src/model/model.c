@@ -842,7 +842,8 @@ static int model_open_ranks(struct model *m, const struct model_options *o,
         return rc;
     if ((rc = plan_split(&m->plan, whole, n_parts, o->whole_experts)) != ERR_OK)
         return rc;
-    if ((rc = ranks_open(&m->ranks, &of_ranks)) != ERR_OK)
+    if ((rc = device_choose_kernels(o->kernels)) != ERR_OK ||
+        (rc = ranks_open(&m->ranks, &of_ranks)) != ERR_OK)
         return rc;
     for (int i = 0; i < m->ranks.n; i++)
         m->ranks.at[i].stage = plan_stage(whole, m->ranks.at[i].stage_idx, n_stages);

@@ -19,9 +19,10 @@
 struct model;
 
 struct model_options {
-    const char *dir;    /* Hugging Face folder: config.json, *.safetensors; or a GGUF file */
-    const char *device; /* "auto", "cuda", "cpu" */
-    bool dummy_weights; /* random weights in the shapes of config.json; no files read */
+    const char *dir;     /* Hugging Face folder: config.json, *.safetensors; or a GGUF file */
+    const char *device;  /* "auto", "cuda", "cpu" */
+    const char *kernels; /* as device_choose_kernels(); NULL: "auto" */
+    bool dummy_weights;  /* random weights in the shapes of config.json; no files read */
     /* NULL or "": as in the folder; "fp8": matrices of layers that are not e4m3 are rounded to it,
      * with one scale per row; "fp8_all": the output matrix too. */
     const char *quantization;

@@ -12,6 +12,7 @@ struct model_options model_options_of(const struct settings *settings)
     return (struct model_options){
         .dir = settings->model,
         .device = settings->device,
+        .kernels = settings->kernels,
         .dummy_weights = strcmp(settings->load_format, "dummy") == 0,
         .quantization = settings->quantization,
         .kv_cache_dtype = settings->kv_cache_dtype,

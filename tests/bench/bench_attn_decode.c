@@ -218,7 +218,8 @@ static void enqueue(struct bench *b, enum what what, cudaStream_t stream)
 {
     struct k_kv kv = b->kv;
 
-    b->plan.rotary = what == ATTEND || what == READ ? NULL : &b->rotary;
+    b->plan.rotary =
+        what == ATTEND || what == READ || !k_attn_rotates(&b->rotary, &b->kv) ? NULL : &b->rotary;
     b->rotary.q_norm = b->rotary.k_norm = what == ATTEND_NORMED ? b->norms : NULL;
     for (int l = 0; l < b->s->n_layers; l++) {
         kv.layer_elems = (size_t)l * b->kv.layer_elems;
@@ -295,6 +296,7 @@ int main(int argc, char **argv)
     size_t first = argc > 3 ? (size_t)atoi(argv[3]) : 0;
     size_t n_shapes = argc > 2 ? (size_t)atoi(argv[2]) : sizeof shapes / sizeof shapes[0];
 
+    bench_choose_kernels();
     if (rounds < 1 || rounds > ROUNDS_MAX)
         rounds = 20;
     for (size_t i = first; i < first + n_shapes && i < sizeof shapes / sizeof shapes[0]; i++) {

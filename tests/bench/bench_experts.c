@@ -246,6 +246,7 @@ int main(int argc, char **argv)
     int numbers[NUMBERS_MAX], n = read_numbers(numbers, argc > 1 ? argv[1] : "1,8,32,64,8192");
     struct bench b = {.x = NULL};
 
+    bench_choose_kernels();
     bench_must(cudaStreamCreateWithFlags(&b.stream, cudaStreamNonBlocking) != cudaSuccess,
                "a stream");
     for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++) {

@@ -162,6 +162,7 @@ int main(int argc, char **argv)
     static const int n_rows[] = {1, 8, 64, 128, 256};
     struct bench b = {.n_vocab = argc > 1 ? atoi(argv[1]) : 128256};
 
+    bench_choose_kernels();
     bench_must(b.n_vocab < BIASES, "a vocabulary is needed");
     b.n_words = (b.n_vocab + 31) / 32;
     fill(&b);

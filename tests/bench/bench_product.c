@@ -282,6 +282,7 @@ int main(int argc, char **argv)
     }
     if (strcmp(argv[1], "bf16") != 0)
         b.type = strcmp(argv[1], "e4m3") == 0 ? K_E4M3 : K_INT4;
+    bench_choose_kernels();
     bench_must(cudaStreamCreate(&b.stream) != cudaSuccess, "stream");
     bench_must(cudaGetDeviceProperties(&prop, 0) != cudaSuccess, "device");
     allocate(&b);

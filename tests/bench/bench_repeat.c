@@ -76,6 +76,7 @@ int main(int argc, char **argv)
     static const int sizes[] = {1, 2, 4, 8, 16, 24, 32, 64}, prompts[] = {64, LONG};
     const char *only = getenv("SIZES"); /* such as 32 */
     struct model_options o = {.max_num_seqs = RUN_SEQS,
+                              .kernels = getenv("QUIRE_TEST_KERNELS"),
                               .max_num_batched_tokens = RUN_TOKENS,
                               .max_model_len = LONG + STEPS + 16,
                               .num_pages = RUN_SEQS * PAGES,

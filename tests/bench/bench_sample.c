@@ -100,6 +100,7 @@ int main(int argc, char **argv)
     int32_t *history = malloc(sizeof *history * ROWS_MAX * HISTORY);
     uint64_t x = 12345;
 
+    bench_choose_kernels();
     bench_must(b.n_vocab < 1, "a vocabulary is needed");
     fill(&b, n);
     for (int i = 0; i < ROWS_MAX * HISTORY; i++)

@@ -10,6 +10,9 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+
+#include "kernels/kernels.h"
 
 static inline void bench_must(int rc, const char *what)
 {
@@ -18,6 +21,15 @@ static inline void bench_must(int rc, const char *what)
     fprintf(stderr, "%s: %s: %s\n", program_invocation_short_name, what,
             cudaGetErrorString(cudaGetLastError()));
     exit(1);
+}
+
+/* QUIRE_TEST_KERNELS=portable measures the portable kernels. */
+static inline void bench_choose_kernels(void)
+{
+    const char *kernels = getenv("QUIRE_TEST_KERNELS");
+
+    if (kernels != NULL && strcmp(kernels, "portable") == 0)
+        bench_must(k_use_portable(), "the portable kernels");
 }
 
 /* An array on the GPU, copied from src (NULL: whatever it holds). */

@@ -21,6 +21,7 @@ static void die(const char *what)
 int main(int argc, char **argv)
 {
     struct model_options o = {.dir = argc > 1 ? argv[1] : "",
+                              .kernels = getenv("QUIRE_TEST_KERNELS"),
                               .device = argc > 2 ? argv[2] : "",
                               .quantization = argc > 3 ? argv[3] : "",
                               .page_tokens = 16,

@@ -258,6 +258,7 @@ static void write_model(const struct kind *kind, const struct kind *of_v, const 
 static float *logits_of(const char *path, int n_ranks, int *rc)
 {
     struct model_options o = {.dir = path,
+                              .kernels = getenv("QUIRE_TEST_KERNELS"),
                               .device = "cpu",
                               .page_tokens = 16,
                               .num_pages = 64,

@@ -212,6 +212,7 @@ static void check_model(const char *name, const char *folder, const char *golden
                         struct parallel parallel)
 {
     struct model_options o = {.dir = folder,
+                              .kernels = getenv("QUIRE_TEST_KERNELS"),
                               .device = on_gpu ? "cuda" : "cpu",
                               .page_tokens = 16,
                               .num_pages = 256,
@@ -268,6 +269,7 @@ static void check_gguf(const char *base, const char *name, const char *golden_pa
 static void check_refused(const char *name, const char *folder, int n_ranks, int n_stages)
 {
     struct model_options o = {.dir = folder,
+                              .kernels = getenv("QUIRE_TEST_KERNELS"),
                               .device = on_gpu ? "cuda" : "cpu",
                               .page_tokens = 16,
                               .num_pages = 256,

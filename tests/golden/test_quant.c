@@ -506,6 +506,7 @@ static float *logits_of(const char *folder, const char *quantization, int n_rank
                         const int32_t *text, int n, int *n_right)
 {
     struct model_options o = {.dir = folder,
+                              .kernels = getenv("QUIRE_TEST_KERNELS"),
                               .device = on_gpu ? "cuda" : "cpu",
                               .quantization = quantization,
                               .page_tokens = 16,
@@ -639,6 +640,7 @@ static void check_format(const struct demo *d, const struct format *t, const int
 static int open_rc(const char *folder, const char *quantization, const char *kv)
 {
     struct model_options o = {.dir = folder,
+                              .kernels = getenv("QUIRE_TEST_KERNELS"),
                               .device = "cpu",
                               .quantization = quantization,
                               .kv_cache_dtype = kv,

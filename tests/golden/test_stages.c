@@ -32,6 +32,7 @@ struct turns {
 static struct model *open_model(const char *folder, int n_stages, int n_ranks)
 {
     struct model_options o = {.dir = folder,
+                              .kernels = getenv("QUIRE_TEST_KERNELS"),
                               .device = on_gpu ? "cuda" : "cpu",
                               .page_tokens = 16,
                               .num_pages = 512,

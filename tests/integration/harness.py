@@ -31,6 +31,7 @@ import traceback
 HERE = os.path.dirname(os.path.abspath(__file__))
 SRCDIR = os.environ.get("srcdir") or os.path.dirname(os.path.dirname(HERE))
 DEVICE = os.environ.get("QUIRE_TEST_DEVICE", "cpu")  # cuda: the same tests on a GPU
+KERNELS = os.environ.get("QUIRE_TEST_KERNELS", "auto")  # portable: with the portable kernels
 BUILDDIR = os.environ.get("builddir") or os.path.join(SRCDIR, "build")
 MODEL = os.path.join(SRCDIR, "tools", "demo-model", "model")
 GOLDEN = os.path.join(SRCDIR, "tests", "golden", "demo")
@@ -527,7 +528,7 @@ class Stack:
             common += ["--data-parallel-size", str(n_engines)]
         # A number of pages, not a share of the GPU: several tests may run on it.
         self.engine_argv = [os.path.join(programs, "quire-engine")] + common + \
-            ["--device", DEVICE, "--cpu-threads", "2"] + \
+            ["--device", DEVICE, "--kernels", KERNELS, "--cpu-threads", "2"] + \
             (["--num-pages", "8192"] if DEVICE == "cuda" and not own_gpus else []) + [str(a) for a in engine]
         self.host_is_ours = bool(host) and host_file is None
         self.host_file = host_file or (os.path.join(

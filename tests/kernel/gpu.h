@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Memory and comparison for tests of kernels: arrays between guard bands, inputs rounded to
- * bfloat16 on the host so that kernel and reference see the same numbers. */
+ * bfloat16 on the host so that kernel and reference see the same numbers. With
+ * QUIRE_TEST_KERNELS=portable they test the portable kernels. */
 #ifndef QUIRE_TESTS_KERNEL_GPU_H
 #define QUIRE_TESTS_KERNEL_GPU_H
 
@@ -22,7 +23,8 @@ static inline void gpu_open(void)
 {
     if (device_cuda_count() == 0)
         tap_skip_all("NO GPU: kernels are not tested");
-    if (device_cuda_open(&gpu, 0) != ERR_OK) {
+    if (device_choose_kernels(getenv("QUIRE_TEST_KERNELS")) != ERR_OK ||
+        device_cuda_open(&gpu, 0) != ERR_OK) {
         printf("Bail out! the GPU does not open\n");
         exit(1);
     }

@@ -16,7 +16,22 @@ extern "C" {
 void played_decode_rows(k_bf16 *queries, int n_heads, k_bf16 *key, k_bf16 *value,
                         const struct k_rotary *r, const struct k_kv *kv, int pos);
 
-/* What went wrong in the playing; NULL: nothing. */
+/* One product of experts by experts_tiles() (kernels/experts.cuh has the arrays), of elements
+ * K_BF16, K_E4M3 (scale_cols 1: scales by row) or K_E2M1 (kernels/mxfp4.h). 0, or -1 for a
+ * fault. */
+struct played_product {
+    const k_bf16 *x, *bias;
+    const void *w;
+    const float *scales;
+    k_bf16 *out;
+    const int32_t *starts, *routes, *touched, *tiles;
+    enum k_type elem;
+    int scale_cols, n_in, n_out, n_tokens, n_used, n_experts;
+    bool is_gated, is_many;
+};
+int played_experts(const struct played_product *of);
+
+/* What went wrong in the playing of the others; NULL: nothing. */
 const char *played_fault(void);
 
 #ifdef __cplusplus

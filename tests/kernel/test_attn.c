@@ -561,9 +561,16 @@ static void check_fused(const struct attn_case *c)
     run_close(r);
 }
 
+static bool is_too_large(int head_dim)
+{
+    return k_is_portable() && head_dim > K_HEAD_DIM_PORTABLE;
+}
+
 static void check_cases(int head_dim)
 {
     for (size_t i = 0; i < sizeof mixed / sizeof mixed[0]; i++) {
+        if (is_too_large(mixed[i].head_dim))
+            continue;
         for (promises_short = 0; promises_short <= is_short(&mixed[i]); promises_short++) {
             if ((head_dim == 0 || mixed[i].head_dim == head_dim) && gpu_has_turn())
                 check_case(&mixed[i]);
@@ -583,7 +590,7 @@ static void check_cases(int head_dim)
             c.kv_len[c.n_seqs] = decodes[i].kv_len[c.n_seqs];
             c.n_new[c.n_seqs] = 1;
         }
-        if (head_dim != 0 && c.head_dim != head_dim)
+        if ((head_dim != 0 && c.head_dim != head_dim) || is_too_large(c.head_dim))
             continue;
         for (promises_short = 0; promises_short <= is_short(&c); promises_short++) {
             if (!gpu_has_turn())

@@ -137,7 +137,8 @@ static struct k_matrix random_matrix(int n_out, int n_in, int block, float *mean
                              .n_in = n_in};
 }
 
-/* A product whose input the device rounds itself, as it does to what attention gives. */
+/* A product whose input the device rounds itself, as it does to what attention gives; the portable
+ * kernels do not round it. */
 static void check_product(int n, int n_out, int n_in, int block, bool with_bias)
 {
     size_t rows = (size_t)(n + gpu->rows_multiple - 1) / (size_t)gpu->rows_multiple *
@@ -159,7 +160,8 @@ static void check_product(int n, int n_out, int n_in, int block, bool with_bias)
             double sum = with_bias ? (double)bias[o] : 0.0;
 
             for (size_t i = 0; i < (size_t)n_in; i++)
-                sum += (double)seen[r * (size_t)n_in + i] * (double)means[o * (size_t)n_in + i];
+                sum += (double)(k_is_portable() ? x : seen)[r * (size_t)n_in + i] *
+                       (double)means[o * (size_t)n_in + i];
             want[r * (size_t)n_out + o] = (float)sum;
         }
     }

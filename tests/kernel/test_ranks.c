@@ -427,7 +427,7 @@ static void check_ranks(int n, enum device_links by)
     static const size_t sizes[] = {1,      7,      8,       24,      4096,    4099,    262144,
                                    262145, 524288, 1048583, 4194304, 4194307, 10485760};
     struct task tasks[RANKS_MAX] = {{0}};
-    int n_gpus = device_cuda_count(), rc = 0;
+    int n_gpus = device_cuda_count(), rc = device_choose_kernels(getenv("QUIRE_TEST_KERNELS"));
 
     n_ranks = n;
     links = by;

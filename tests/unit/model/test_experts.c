@@ -243,6 +243,7 @@ static void write_model(enum form form, enum scaling scaling, enum scaling like,
 static int logits_of(float logits[VOCAB])
 {
     struct model_options o = {.dir = dir,
+                              .kernels = getenv("QUIRE_TEST_KERNELS"),
                               .device = on_gpu ? "cuda" : "cpu",
                               .cpu_threads = 2,
                               .page_tokens = 8,

@@ -12,6 +12,7 @@ static struct model *open_model(const char *dir, bool sleeps)
 {
     const char *device = getenv("QUIRE_TEST_DEVICE");
     struct model_options o = {.dir = dir,
+                              .kernels = getenv("QUIRE_TEST_KERNELS"),
                               .device = device == NULL ? "cpu" : device,
                               .page_tokens = 16,
                               .num_pages = 100,

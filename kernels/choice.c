@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The choice between the kernels for Hopper and the portable ones, for the whole process. A build
+ * has both or one of them (configure --with-cuda-arch). */
+#include "config.h"
+
+#include "kernels/choice.h"
+
+#if defined(HAVE_SM90) && defined(HAVE_PORTABLE)
+
+/* Set before the first launch, and never back. */
+static bool kernels_portable;
+
+bool k_is_portable(void)
+{
+    return kernels_portable;
+}
+
+int k_use_portable(void)
+{
+    kernels_portable = true;
+    return 0;
+}
+
+#define CHOOSE(op, ...) (kernels_portable ? op##_portable(__VA_ARGS__) : op##_sm90(__VA_ARGS__))
+
+#elif defined(HAVE_SM90)
+
+bool k_is_portable(void)
+{
+    return false;
+}
+
+int k_use_portable(void)
+{
+    return -1;
+}
+
+#define CHOOSE(op, ...) op##_sm90(__VA_ARGS__)
+
+#else
+
+bool k_is_portable(void)
+{
+    return true;
+}
+
+int k_use_portable(void)
+{
+    return 0;
+}
+
+#define CHOOSE(op, ...) op##_portable(__VA_ARGS__)
+
+#endif
+
+int k_multiply_takes(const struct k_matrix *w, int n)
+{
+    return CHOOSE(k_multiply_takes, w, n);
+}
+
+int k_multiply_bucket(const struct k_matrix *w, int n)
+{
+    return CHOOSE(k_multiply_bucket, w, n);
+}
+
+int k_multiply(const struct k_product *p, int n, int n_sms, k_stream stream)
+{
+    return CHOOSE(k_multiply, p, n, n_sms, stream);
+}
+
+/* The portable kernel has no variant for short contexts, and does not rotate. */
+int k_attn_is_brief(const struct k_attn_plan *plan, const struct k_kv *kv, int n_heads)
+{
+#ifdef HAVE_SM90
+    return !k_is_portable() && k_attn_is_brief_sm90(plan, kv, n_heads);
+#else
+    (void)plan, (void)kv, (void)n_heads;
+    return 0;
+#endif
+}
+
+int k_attn_rotates(const struct k_rotary *r, const struct k_kv *kv)
+{
+#ifdef HAVE_SM90
+    return !k_is_portable() && k_attn_rotates_sm90(r, kv);
+#else
+    (void)r, (void)kv;
+    return 0;
+#endif
+}
+
+int k_attn_schedule(const struct k_attn_plan *plan, const struct k_kv *kv, const struct k_tokens *t,
+                    int n_heads, k_stream stream)
+{
+    return CHOOSE(k_attn_schedule, plan, kv, t, n_heads, stream);
+}
+
+int k_attn_decode(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv, const struct k_tokens *t,
+                  const struct k_attn_plan *plan, int n_heads, float scale, k_stream stream)
+{
+    return CHOOSE(k_attn_decode, out, qkv, kv, t, plan, n_heads, scale, stream);
+}
+
+int k_attn_chunk(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv, const struct k_tokens *t,
+                 const struct k_attn_plan *plan, int n_heads, float scale, k_stream stream)
+{
+#ifdef HAVE_SM90
+    if (!k_is_portable() && k_attn_chunk_takes_sm90(kv, qkv, n_heads))
+        return k_attn_chunk_sm90(out, qkv, kv, t, plan, n_heads, scale, stream);
+#endif
+    return k_attn_chunk_plain(out, qkv, kv, t, plan, n_heads, scale, stream);
+}
+
+int k_sample(int32_t *ids, const float *logits, int n_rows, int n_vocab,
+             const struct k_sample_row *rows, const int32_t *history, k_stream stream)
+{
+    return CHOOSE(k_sample, ids, logits, n_rows, n_vocab, rows, history, stream);
+}
+
+int k_logprobs(struct k_logprob_row *out, const float *logits, int n_vocab,
+               const struct k_logits_row *rows, int n, k_stream stream)
+{
+    return CHOOSE(k_logprobs, out, logits, n_vocab, rows, n, stream);
+}

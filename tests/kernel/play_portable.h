@@ -1,0 +1,143 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The words of portable.cuh on the host: products of tensor cores, loads of matrices and
+ * asynchronous copies as the instructions define them. Include this before a portable kernel's
+ * source; play.h says how its threads run. */
+#ifndef QUIRE_TESTS_KERNEL_PLAY_PORTABLE_H
+#define QUIRE_TESTS_KERNEL_PLAY_PORTABLE_H
+
+#include "tests/kernel/play.h"
+
+#define QUIRE_KERNELS_PORTABLE_CUH
+#undef blockDim /* a member of launches in experts.cuh */
+
+static size_t __cvta_generic_to_shared(const void *); /* of functions that are not played */
+
+/* What lanes tell each other, in turns. */
+static struct {
+    uint32_t a[4], b[2];
+    const char *row;
+} play_told[2][PLAY_THREADS];
+
+/* All threads of the block meet. */
+static void __syncthreads(void)
+{
+    int turn = play.threads[play.current].n_met++, self = play.current;
+
+    for (int i = 0; i < play.n_threads; i++) {
+        while (!play.threads[i].done && play.threads[i].n_met <= turn)
+            (void)swapcontext(&play.threads[self].context, &play.scheduler);
+    }
+}
+
+static uint32_t __byte_perm(uint32_t x, uint32_t y, uint32_t selector)
+{
+    uint64_t bytes = (uint64_t)y << 32 | x;
+    uint32_t result = 0;
+
+    for (int i = 0; i < 4; i++)
+        result |= (uint32_t)(bytes >> (selector >> 4 * i & 7) * 8 & 255) << 8 * i;
+    return result;
+}
+
+template <class T> static T __ldg(const T *p)
+{
+    return *p;
+}
+
+static int min(int a, int b)
+{
+    return a < b ? a : b;
+}
+
+static uint32_t min(uint32_t a, uint32_t b)
+{
+    return a < b ? a : b;
+}
+
+#include "kernels/e4m3.cuh"
+
+static float play_bf16(uint32_t two, int half)
+{
+    return __uint_as_float(half == 0 ? two << 16 : two & 0xffff0000U);
+}
+
+/* Element k of a row of a, or of a column of b, is in the lane of its row and pair. */
+template <bool HALF>
+static void portable_multiply(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                              uint32_t b0, uint32_t b1)
+{
+    int self = play.current, first = self / 32 * 32, lane = self % 32;
+    auto *told = play_told[play.threads[self].n_met & 1];
+    const uint32_t a[4] = {a0, a1, a2, a3}, b[2] = {b0, b1};
+
+    static_assert(!HALF, "products of bfloat16 are played");
+    memcpy(told[self].a, a, sizeof a);
+    memcpy(told[self].b, b, sizeof b);
+    __syncwarp();
+    for (int i = 0; i < 4; i++) {
+        int row = lane / 4 + i / 2 * 8, col = lane % 4 * 2 + i % 2;
+
+        for (int k = 0; k < 16; k++) {
+            int pair = k % 8 / 2;
+
+            c[i] += play_bf16(told[first + row % 8 * 4 + pair].a[row / 8 + k / 8 * 2], k % 2) *
+                    play_bf16(told[first + col * 4 + pair].b[k / 8], k % 2);
+        }
+    }
+}
+
+static void portable_load_matrices(uint32_t (&r)[4], const void *p)
+{
+    int self = play.current, first = self / 32 * 32, lane = self % 32;
+    auto *told = play_told[play.threads[self].n_met & 1];
+
+    told[self].row = (const char *)p;
+    __syncwarp();
+    for (int i = 0; i < 4; i++)
+        memcpy(&r[i], told[first + i * 8 + lane / 4].row + lane % 4 * 4, 4);
+}
+
+static void portable_copy16(void *to, const void *from, bool has)
+{
+    if (has)
+        memcpy(to, from, 16);
+    else
+        memset(to, 0, 16);
+}
+
+static void portable_end_group(void)
+{
+}
+
+template <int LEFT> static void portable_wait_groups(void)
+{
+}
+
+static uint32_t portable_word(const uint4 &v, int i)
+{
+    return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
+}
+
+/* Grids of two dimensions; the kernel's dynamic memory is here. */
+alignas(128) static char shared[99 * 1024];
+
+template <class F> static int play_launch_two(dim3 grid, dim3 block_dim, F f)
+{
+    play.block_dim = block_dim;
+    play.n_threads = (int)block_dim.x;
+    play.body = [](void *p) { (*(F *)p)(); };
+    play.arguments = &f;
+    for (unsigned i = 0; i < grid.x * grid.y && play.fault == NULL; i++) {
+        play.block = dim3(i % grid.x, i / grid.x, 0);
+        play_block();
+    }
+    return play.fault == NULL ? 0 : -1;
+}
+
+#undef K_LAUNCH
+#define K_LAUNCH(kernel, grid, block, smem, stream, ...) \
+    ((void)(stream), play_launch_two(dim3(grid), dim3(block), [=] { (kernel)(__VA_ARGS__); }))
+#define cudaFuncSetAttribute(...) cudaSuccess
+
+#endif
