@@ -398,8 +398,7 @@ static void cuda_add_rmsnorm(struct device *d, struct device_rows *out, float *x
 }
 
 /* For producers that cannot write codes themselves. */
-static void cuda_quantise(struct device *d, struct device_rows *rows, int n,
-                          const struct k_matrix *to)
+void cuda_quantise(struct device *d, struct device_rows *rows, int n, const struct k_matrix *to)
 {
     struct cuda *gpu = cuda_of(d);
 
@@ -556,143 +555,6 @@ static void cuda_shut(struct device *d, void *x, const void *gate, int width, in
               k_shut(x, to != NULL && k_format_reads_half(&to->format), gate,
                      (size_t)n * (size_t)width, gpu->stream),
               "shut");
-}
-
-/* An FFN without a gate. */
-static void cuda_activate(struct device *d, void *out, const void *in, enum k_activation kind,
-                          int width, int n, const struct k_matrix *to)
-{
-    struct cuda *gpu = cuda_of(d);
-
-    cuda_keep(gpu,
-              k_activate(out, to != NULL && k_format_reads_half(&to->format), in, kind,
-                         (size_t)n * (size_t)width, gpu->stream),
-              "activate");
-}
-
-/* The kernels of general layers write bf16; codes take a second pass. */
-static void cuda_norm(struct device *d, struct device_rows *out, const float *x,
-                      const struct k_norm *norm, int n, const struct k_matrix *to)
-{
-    struct cuda *gpu = cuda_of(d);
-
-    cuda_keep(gpu, k_norm_rows(out->data, x, norm, n, d->limits.dim, gpu->stream), "norm");
-    cuda_quantise(d, out, n, to);
-}
-
-/* In place, on part of each row. */
-static void cuda_norm_within(struct device *d, void *x, int stride, const struct k_norm *norm,
-                             int width, int n)
-{
-    struct cuda *gpu = cuda_of(d);
-
-    cuda_keep(gpu, k_norm_within(x, stride, norm, n, width, gpu->stream), "norm_within");
-}
-
-/* Norms over the heads of all ranks. */
-static void cuda_squares(struct device *d, void *squares, const void *x,
-                         const struct k_split_norms *s, int n)
-{
-    struct cuda *gpu = cuda_of(d);
-
-    cuda_keep(gpu, k_squares(squares, x, s, n, gpu->stream), "squares");
-}
-
-static void cuda_norm_squares(struct device *d, void *x, const void *squares,
-                              const struct k_split_norms *s, int n)
-{
-    struct cuda *gpu = cuda_of(d);
-
-    cuda_keep(gpu, k_norm_squares(x, squares, s, n, gpu->stream), "norm_squares");
-}
-
-/* Activations other than SiLU. */
-static void cuda_gate(struct device *d, struct device_rows *out, const void *in,
-                      enum k_activation kind, int ff_dim, int n, const struct k_matrix *to)
-{
-    struct cuda *gpu = cuda_of(d);
-
-    cuda_keep(gpu, k_gate(out->data, in, kind, n, ff_dim, gpu->stream), "gate");
-    cuda_quantise(d, out, n, to);
-}
-
-/* The gate of a layer's embeddings. */
-static void cuda_gate_by(struct device *d, struct device_rows *out, const void *in,
-                         const struct k_factor *by, enum k_activation kind, int n,
-                         const struct k_matrix *to)
-{
-    struct cuda *gpu = cuda_of(d);
-
-    cuda_keep(gpu, k_gate_by(out->data, in, by, kind, n, gpu->stream), "gate_by");
-    cuda_quantise(d, out, n, to);
-}
-
-/* Negative ids as in cuda_embed(). */
-static void cuda_layer_embeds(struct device *d, void *x, const struct k_layer_embeds *e)
-{
-    struct cuda *gpu = cuda_of(d);
-
-    cuda_keep(
-        gpu, k_embed_layers(x, e, gpu->tokens.ids, gpu->sampled, gpu->tokens.n_tokens, gpu->stream),
-        "layer_embeds");
-}
-
-/* Positions come from the mirror, so a recorded step can be replayed. */
-static void cuda_grow(struct device *d, void *x, int stride, int width, const struct k_growth *g)
-{
-    struct cuda *gpu = cuda_of(d);
-
-    cuda_keep(gpu, k_grow(x, stride, width, g, gpu->tokens.pos, gpu->tokens.n_tokens, gpu->stream),
-              "grow");
-}
-
-static void cuda_place(struct device *d, float *x, float scale, const void *positions, int first)
-{
-    struct cuda *gpu = cuda_of(d);
-
-    cuda_keep(gpu,
-              k_place(x, scale, positions, gpu->tokens.pos, first, gpu->tokens.n_tokens,
-                      d->limits.dim, gpu->stream),
-              "place");
-}
-
-/* x += scale * delta. */
-static void cuda_add(struct device *d, float *x, const void *delta, float scale, int n)
-{
-    struct cuda *gpu = cuda_of(d);
-
-    cuda_keep(gpu, k_add(x, delta, scale, (size_t)n * (size_t)d->limits.dim, gpu->stream), "add");
-}
-
-/* x += delta, where x is not the residual. */
-static void cuda_add_within(struct device *d, void *x, const void *delta, int n)
-{
-    struct cuda *gpu = cuda_of(d);
-
-    cuda_keep(gpu, k_add_within(x, delta, (size_t)n * (size_t)d->limits.dim, gpu->stream),
-              "add_within");
-}
-
-/* Sum, norms and scale in one pass over the residual. */
-static void cuda_add_normed(struct device *d, struct device_rows *out, float *x, void *delta,
-                            const struct k_adding *how, int n, const struct k_matrix *to)
-{
-    struct cuda *gpu = cuda_of(d);
-
-    cuda_keep(
-        gpu,
-        k_add_normed(out == NULL ? NULL : out->data, x, delta, how, n, d->limits.dim, gpu->stream),
-        "add_normed");
-    if (out != NULL)
-        cuda_quantise(d, out, n, to);
-}
-
-/* Bias, scale and cap of logits, for the families that have them. */
-static void cuda_soften(struct device *d, float *logits, const struct k_softening *how, int n)
-{
-    struct cuda *gpu = cuda_of(d);
-
-    cuda_keep(gpu, k_soften(logits, how, n, d->limits.n_vocab, gpu->stream), "soften");
 }
 
 /* The common gate, which can write codes. */
@@ -894,8 +756,8 @@ static const struct device_ops cuda_ops = {
     .far_take = far_take,
     .far_hand = far_hand,
     .sum_ranks = peers_sum,
-    .squares = cuda_squares,
-    .norm_squares = cuda_norm_squares,
+    .squares = layers_squares,
+    .norm_squares = layers_norm_squares,
     .sum_residual = peers_sum_residual,
     .gather_ranks = peers_gather,
     .reserve = cuda_reserve,
@@ -915,18 +777,18 @@ static const struct device_ops cuda_ops = {
     .has_delta_work = true,
     .shut = cuda_shut,
     .silu_mul = cuda_silu_mul,
-    .activate = cuda_activate,
-    .norm = cuda_norm,
-    .norm_within = cuda_norm_within,
-    .gate = cuda_gate,
-    .gate_by = cuda_gate_by,
-    .layer_embeds = cuda_layer_embeds,
-    .place = cuda_place,
-    .grow = cuda_grow,
-    .add = cuda_add,
-    .add_within = cuda_add_within,
-    .add_normed = cuda_add_normed,
-    .soften = cuda_soften,
+    .activate = layers_activate,
+    .norm = layers_norm,
+    .norm_within = layers_norm_within,
+    .gate = layers_gate,
+    .gate_by = layers_gate_by,
+    .layer_embeds = layers_layer_embeds,
+    .place = layers_place,
+    .grow = layers_grow,
+    .add = layers_add,
+    .add_within = layers_add_within,
+    .add_normed = layers_add_normed,
+    .soften = layers_soften,
     .gather_add = cuda_gather_add,
     .few = cuda_few,
     .embed_normed = cuda_embed_normed,

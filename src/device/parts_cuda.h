@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Shared by the files of the cuda device: base_cuda.c (errors, memory) at the bottom, and above it
- * device_cuda.c (operations, opening), step_cuda.c (the arrays of a step, recording and replaying
- * steps), experts_cuda.c, copy_cuda.c (copies beside the steps), peers_cuda.c (ranks),
- * stages_cuda.c (stages) and sleep_cuda.c (memory that is given back for a while). */
+ * device_cuda.c (operations, opening), layers_cuda.c (operations of general layers), step_cuda.c
+ * (the arrays of a step, recording and replaying steps), experts_cuda.c, copy_cuda.c (copies beside
+ * the steps), peers_cuda.c (ranks), stages_cuda.c (stages) and sleep_cuda.c (memory that is given
+ * back for a while). */
 #ifndef QUIRE_DEVICE_PARTS_CUDA_H
 #define QUIRE_DEVICE_PARTS_CUDA_H
 
@@ -194,6 +195,34 @@ static inline bool cuda_samples(const struct cuda *c)
 {
     return c->samples && c->batch->n_rows > 0;
 }
+
+/* --- device_cuda.c --- */
+void cuda_quantise(struct device *d, struct device_rows *rows, int n, const struct k_matrix *to);
+
+/* --- layers_cuda.c --- */
+void layers_activate(struct device *d, void *out, const void *in, enum k_activation kind, int width,
+                     int n, const struct k_matrix *to);
+void layers_norm(struct device *d, struct device_rows *out, const float *x,
+                 const struct k_norm *norm, int n, const struct k_matrix *to);
+void layers_norm_within(struct device *d, void *x, int stride, const struct k_norm *norm, int width,
+                        int n);
+void layers_squares(struct device *d, void *squares, const void *x, const struct k_split_norms *s,
+                    int n);
+void layers_norm_squares(struct device *d, void *x, const void *squares,
+                         const struct k_split_norms *s, int n);
+void layers_gate(struct device *d, struct device_rows *out, const void *in, enum k_activation kind,
+                 int ff_dim, int n, const struct k_matrix *to);
+void layers_gate_by(struct device *d, struct device_rows *out, const void *in,
+                    const struct k_factor *by, enum k_activation kind, int n,
+                    const struct k_matrix *to);
+void layers_layer_embeds(struct device *d, void *x, const struct k_layer_embeds *e);
+void layers_grow(struct device *d, void *x, int stride, int width, const struct k_growth *g);
+void layers_place(struct device *d, float *x, float scale, const void *positions, int first);
+void layers_add(struct device *d, float *x, const void *delta, float scale, int n);
+void layers_add_within(struct device *d, void *x, const void *delta, int n);
+void layers_add_normed(struct device *d, struct device_rows *out, float *x, void *delta,
+                       const struct k_adding *how, int n, const struct k_matrix *to);
+void layers_soften(struct device *d, float *logits, const struct k_softening *how, int n);
 
 /* --- experts_cuda.c --- */
 void experts_mix(struct device *d, void *out, const struct device_experts *e, int n);

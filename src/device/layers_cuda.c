@@ -1,0 +1,145 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The operations of general layers on the cuda device: activations, norms and sums that no product
+ * includes, multipliers, positions (kernels.h). Each enqueues one kernel, and a second one where
+ * the next product reads codes. */
+#include "config.h"
+
+#include "device/parts_cuda.h"
+
+/* An FFN without a gate. */
+void layers_activate(struct device *d, void *out, const void *in, enum k_activation kind, int width,
+                     int n, const struct k_matrix *to)
+{
+    struct cuda *gpu = cuda_of(d);
+
+    cuda_keep(gpu,
+              k_activate(out, to != NULL && k_format_reads_half(&to->format), in, kind,
+                         (size_t)n * (size_t)width, gpu->stream),
+              "activate");
+}
+
+/* The kernels of general layers write bf16; codes take a second pass. */
+void layers_norm(struct device *d, struct device_rows *out, const float *x,
+                 const struct k_norm *norm, int n, const struct k_matrix *to)
+{
+    struct cuda *gpu = cuda_of(d);
+
+    cuda_keep(gpu, k_norm_rows(out->data, x, norm, n, d->limits.dim, gpu->stream), "norm");
+    cuda_quantise(d, out, n, to);
+}
+
+/* In place, on part of each row. */
+void layers_norm_within(struct device *d, void *x, int stride, const struct k_norm *norm, int width,
+                        int n)
+{
+    struct cuda *gpu = cuda_of(d);
+
+    cuda_keep(gpu, k_norm_within(x, stride, norm, n, width, gpu->stream), "norm_within");
+}
+
+/* Norms over the heads of all ranks. */
+void layers_squares(struct device *d, void *squares, const void *x, const struct k_split_norms *s,
+                    int n)
+{
+    struct cuda *gpu = cuda_of(d);
+
+    cuda_keep(gpu, k_squares(squares, x, s, n, gpu->stream), "squares");
+}
+
+void layers_norm_squares(struct device *d, void *x, const void *squares,
+                         const struct k_split_norms *s, int n)
+{
+    struct cuda *gpu = cuda_of(d);
+
+    cuda_keep(gpu, k_norm_squares(x, squares, s, n, gpu->stream), "norm_squares");
+}
+
+/* Activations other than SiLU. */
+void layers_gate(struct device *d, struct device_rows *out, const void *in, enum k_activation kind,
+                 int ff_dim, int n, const struct k_matrix *to)
+{
+    struct cuda *gpu = cuda_of(d);
+
+    cuda_keep(gpu, k_gate(out->data, in, kind, n, ff_dim, gpu->stream), "gate");
+    cuda_quantise(d, out, n, to);
+}
+
+/* The gate of a layer's embeddings. */
+void layers_gate_by(struct device *d, struct device_rows *out, const void *in,
+                    const struct k_factor *by, enum k_activation kind, int n,
+                    const struct k_matrix *to)
+{
+    struct cuda *gpu = cuda_of(d);
+
+    cuda_keep(gpu, k_gate_by(out->data, in, by, kind, n, gpu->stream), "gate_by");
+    cuda_quantise(d, out, n, to);
+}
+
+/* Negative ids as in cuda_embed(). */
+void layers_layer_embeds(struct device *d, void *x, const struct k_layer_embeds *e)
+{
+    struct cuda *gpu = cuda_of(d);
+
+    cuda_keep(
+        gpu, k_embed_layers(x, e, gpu->tokens.ids, gpu->sampled, gpu->tokens.n_tokens, gpu->stream),
+        "layer_embeds");
+}
+
+/* Both take positions from the mirror, so a recorded step can be replayed. */
+void layers_grow(struct device *d, void *x, int stride, int width, const struct k_growth *g)
+{
+    struct cuda *gpu = cuda_of(d);
+
+    cuda_keep(gpu, k_grow(x, stride, width, g, gpu->tokens.pos, gpu->tokens.n_tokens, gpu->stream),
+              "grow");
+}
+
+void layers_place(struct device *d, float *x, float scale, const void *positions, int first)
+{
+    struct cuda *gpu = cuda_of(d);
+
+    cuda_keep(gpu,
+              k_place(x, scale, positions, gpu->tokens.pos, first, gpu->tokens.n_tokens,
+                      d->limits.dim, gpu->stream),
+              "place");
+}
+
+/* x += scale * delta. */
+void layers_add(struct device *d, float *x, const void *delta, float scale, int n)
+{
+    struct cuda *gpu = cuda_of(d);
+
+    cuda_keep(gpu, k_add(x, delta, scale, (size_t)n * (size_t)d->limits.dim, gpu->stream), "add");
+}
+
+/* x += delta, where x is not the residual. */
+void layers_add_within(struct device *d, void *x, const void *delta, int n)
+{
+    struct cuda *gpu = cuda_of(d);
+
+    cuda_keep(gpu, k_add_within(x, delta, (size_t)n * (size_t)d->limits.dim, gpu->stream),
+              "add_within");
+}
+
+/* Sum, norms and scale in one pass over the residual. */
+void layers_add_normed(struct device *d, struct device_rows *out, float *x, void *delta,
+                       const struct k_adding *how, int n, const struct k_matrix *to)
+{
+    struct cuda *gpu = cuda_of(d);
+
+    cuda_keep(
+        gpu,
+        k_add_normed(out == NULL ? NULL : out->data, x, delta, how, n, d->limits.dim, gpu->stream),
+        "add_normed");
+    if (out != NULL)
+        cuda_quantise(d, out, n, to);
+}
+
+/* Bias, scale and cap of logits, for the families that have them. */
+void layers_soften(struct device *d, float *logits, const struct k_softening *how, int n)
+{
+    struct cuda *gpu = cuda_of(d);
+
+    cuda_keep(gpu, k_soften(logits, how, n, d->limits.n_vocab, gpu->stream), "soften");
+}
