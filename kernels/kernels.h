@@ -101,6 +101,8 @@ struct k_kv {
                              * k_tokens_of() */
     const float *sinks;     /* float32 [n_heads], on both sides, or NULL: scores that take part in
                              * the softmax of a head, without a value */
+    float cap;              /* above 0: a score becomes cap * tanh(score / cap). References only;
+                             * launchers take 0 */
     bool is_shared;         /* all keys and values are in the pages already, because another layer
                              * wrote them: rows of qkv are queries alone */
 };

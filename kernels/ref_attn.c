@@ -116,6 +116,8 @@ void ref_attn(float *out, const float *qkv, const struct k_kv *kv, const struct 
             for (int d = 0; d < hd; d++)
                 dot += query[d] * key[d];
             scratch[i] = dot * scale;
+            if (kv->cap > 0.0f)
+                scratch[i] = kv->cap * tanhf(scratch[i] / kv->cap);
             top = fmaxf(top, scratch[i]);
         }
         if (kv->sinks != NULL)

@@ -39,6 +39,18 @@ static const float *cpu_page_keys(const struct k_kv *kv, int32_t page, int kv_he
            (size_t)kv_head * kv->page_tokens * kv->head_dim;
 }
 
+/* n scores become those under a cap. Returns the largest. */
+static float cpu_cap_scores(float *scores, int n, float cap)
+{
+    float top = -INFINITY;
+
+    for (int i = 0; i < n; i++) {
+        scores[i] = cap * tanhf(scores[i] / cap);
+        top = fmaxf(top, scores[i]);
+    }
+    return top;
+}
+
 /* Attention of one token and one kv head: all query heads of its group. Scores and sums go page by
  * page as in ref_attn(); the lanes of the weights' sum begin with the first key that is seen. */
 static void cpu_attn_task(void *arg, int task, int worker)
@@ -69,6 +81,8 @@ static void cpu_attn_task(void *arg, int task, int worker)
                                           cpu_page_keys(kv, pages[i / bt], kv_head) + i % bt * hd,
                                           n, hd, job->scale));
         }
+        if (kv->cap > 0.0f)
+            top = fmaxf(sink, cpu_cap_scores(scores, n_keys - first, kv->cap));
         sum = math->weights(scores, n_keys - first, top);
         if (kv->sinks != NULL)
             sum += expf(sink - top);

@@ -14,7 +14,6 @@
 static const struct {
     const char *name, *near, *differs;
 } unserved[] = {
-    {"Gemma2ForCausalLM", "Gemma3ForCausalLM", "soft caps of attention scores"},
     {"Gemma3nForConditionalGeneration", "Gemma4ForConditionalGeneration",
      "several residual streams and sparse activations"},
     {"DeepseekV2ForCausalLM", "Glm4MoeForCausalLM", "latent attention"},

@@ -92,6 +92,21 @@ void family_gemma3(struct hf_config *c, struct config_source *s, const struct js
         c->by.logits_cap = (float)source_positive(s, obj, "final_logit_softcapping", 0.0);
 }
 
+/* As Gemma 3 with one rope, and with a cap of attention scores. */
+void family_gemma2(struct hf_config *c, struct config_source *s, const struct json *obj)
+{
+    const struct json *scores = json_get(obj, "attn_logit_softcapping");
+    const struct json *logits = json_get(obj, "final_logit_softcapping");
+
+    family_require_flag(s, obj, "use_bidirectional_attention", false);
+    c->by.embedding = sqrtf((float)c->dim);
+    c->attn_scale = (float)(1.0 / sqrt(source_positive(s, obj, "query_pre_attn_scalar", 256.0)));
+    if (scores == NULL || scores->kind != JSON_NULL)
+        c->score_cap = (float)source_positive(s, obj, "attn_logit_softcapping", 50.0);
+    if (logits == NULL || logits->kind != JSON_NULL)
+        c->by.logits_cap = (float)source_positive(s, obj, "final_logit_softcapping", 30.0);
+}
+
 /* attention_bias means q, k and v only; the output projection has no bias. */
 void family_glm(struct hf_config *c, struct config_source *s, const struct json *obj)
 {

@@ -40,6 +40,7 @@ static struct k_kv forward_kv_of(const struct forward *f, int i)
                          .v_scale = source->v_scale,
                          .group = at->group,
                          .sinks = weights->sinks,
+                         .cap = f->plan->score_cap,
                          .is_shared = attn->is_shared};
 }
 

@@ -216,6 +216,7 @@ struct hf_config {
     struct multipliers by;
     struct learned_positions positions;
     struct k_growth growth; /* of queries with the position */
+    float score_cap;        /* of attention; 0: none */
     struct experts_config experts;
     bool layer_experts[HF_CONFIG_LAYERS_MAX]; /* [n_layers]: the FFN is one of experts */
     int n_ropes;

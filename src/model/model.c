@@ -113,6 +113,12 @@ static int model_choose_shape(struct model *m, const struct model_options *o)
     const struct hf_config *config = &m->config;
     bool gpu = m->device->is_gpu;
 
+    if (gpu && config->score_cap > 0.0f) {
+        log_error("model: %s: soft caps of attention scores are computed on the cpu device only "
+                  "(device = cpu)",
+                  config->arch->name);
+        return ERR_UNSUPPORTED;
+    }
     shape->is_gpu = gpu;
     shape->n_layers = config->n_layers;
     shape->dim = config->dim;

@@ -148,6 +148,7 @@ int plan_make(struct plan *out, const struct hf_config *c)
                         .by = c->by,
                         .positions = c->positions,
                         .growth = c->growth,
+                        .score_cap = c->score_cap,
                         .embeds = c->layer_embeds,
                         .head_bias = c->head_bias,
                         .head_rows = c->n_vocab,

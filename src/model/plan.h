@@ -106,6 +106,7 @@ struct plan {
     struct multipliers by;   /* 1 where the model has no multiplier */
     struct learned_positions positions;
     struct k_growth growth; /* of queries with the position */
+    float score_cap;        /* of attention; 0: none */
     struct layer_embeds embeds;
     bool head_bias; /* logits have a bias */
     int head_rows;  /* of the output matrix per rank; n_vocab: rank 0 has all, others none */

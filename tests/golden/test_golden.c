@@ -361,6 +361,7 @@ static const struct {
     {"families/cohere2", "24", 1.9e-02},
     {"families/exaone4", "24", 1.5e-02},
     {"families/gemma", "24", 4.4e-02},
+    {"families/gemma2", "24", 2.7e-02}, /* on the cpu device only */
     {"families/gemma3", "24", 2.2e-02},
     {"families/gemma4", "24", 3.1e-02},
     {"families/glm", "24", 2.0e-02},
@@ -431,6 +432,10 @@ int main(void)
             continue;
         }
         n_found++;
+        if (on_gpu && strcmp(models[i].name, "families/gemma2") == 0) {
+            check_refused(models[i].name, folder, 1, 1);
+            continue;
+        }
         limit = !on_gpu ? 1e-4 : models[i].noise > 1e-2 ? 2.0 * models[i].noise : 2e-2;
         check_ranks(models[i].name, folder, path, models[i].fits, whole_of(models[i].name));
         check_stages(models[i].name, folder, path, models[i].fits);
