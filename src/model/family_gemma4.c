@@ -87,7 +87,7 @@ static void gemma4_read_heads(struct hf_config *c, struct config_source *s, cons
             c->full_kv_heads =
                 source_whole(s, obj, "num_global_key_value_heads", c->n_kv_heads, 1, 1024);
     }
-    if (c->full_head_dim % 2 != 0 || c->n_heads % c->full_kv_heads != 0) {
+    if (s->rc == ERR_OK && (c->full_head_dim % 2 != 0 || c->n_heads % c->full_kv_heads != 0)) {
         log_error("model: %s: layers of full_attention have %d heads of %d on %d: their size must "
                   "be even, and their number a multiple",
                   s->name, c->n_heads, c->full_head_dim, c->full_kv_heads);
