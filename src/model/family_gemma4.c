@@ -176,7 +176,7 @@ static void gemma4_read_embeds(struct hf_config *c, struct config_source *s, con
     if (e->width == 0)
         return;
     e->n_rows = source_whole(s, obj, "vocab_size_per_layer_input", EMBEDS_ROWS, 1, 1 << 22);
-    if (e->n_rows < c->n_vocab) {
+    if (s->rc == ERR_OK && e->n_rows < c->n_vocab) {
         log_error("model: %s: vocab_size_per_layer_input %d is less than vocab_size %d", s->name,
                   e->n_rows, c->n_vocab);
         source_fail(s, ERR_INVALID);

@@ -442,6 +442,10 @@ static void check_lines(void)
            "value heads of 0 are one error");
     is_int(lines_of("{" QWEN3_5 ",\"linear_num_value_heads\":3}"), 1, "value heads of 3 too");
     is_int(lines_of("{" GEMMA4 ",\"global_head_dim\":-2}"), 1, "heads of -2 are one error");
+    is_int(lines_of("{" LLAMA ",\"head_dim\":-2}"), 1, "also those of Llama");
+    is_int(lines_of("{" GEMMA4 ",\"hidden_size_per_layer_input\":4,"
+                    "\"vocab_size_per_layer_input\":\"x\"}"),
+           1, "a number that is a text is one error");
 }
 
 int main(void)
