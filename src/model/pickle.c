@@ -14,7 +14,7 @@
 
 #define MARKS_MAX      1000    /* nested lists */
 #define MEMO_MAX       4000000 /* numbers of values */
-#define PUSHES_MAX     8000000 /* about 30 per tensor: 260,000 tensors per file, in 1 GB of memory */
+#define PUSHES_MAX     8000000 /* some 30 per tensor: 260,000 tensors per file, in 1 GB of memory */
 #define LONG_MAX_BYTES 8
 
 /* Functions and classes that a file of weights may name. */

@@ -174,7 +174,7 @@ static void test_stamp(void)
     }
 }
 
-/* A name of a file's tensor could otherwise write a line of its own, or move a terminal's cursor. */
+/* A name from a file could otherwise write a line of its own, or move a terminal's cursor. */
 static void test_log(void)
 {
     FILE *log = tmpfile();
