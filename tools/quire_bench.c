@@ -314,6 +314,8 @@ static void bench_prefill(struct bench *n, int length)
     settle(n);
 }
 
+#define FIRST_TOKENS 128 /* of the first step, and before decodes of one sequence */
+
 /* All cases of "quire bench latency". A CPU gets fewer and smaller ones, because it would take
  * minutes for the others. */
 static void bench_latency(struct bench *n)
@@ -321,7 +323,9 @@ static void bench_latency(struct bench *n)
     bool gpu = strncmp(n->shape->device, "cpu", 3) != 0;
     uint64_t start_us = clock_us();
 
-    prefill(n, 128);
+    if (n->shape->max_model_len < FIRST_TOKENS)
+        die("latency needs a max_model_len of at least 128");
+    prefill(n, FIRST_TOKENS);
     end_steps(n, 0);
     printf("first step, 128 tokens: %.1f ms\n", (double)(clock_us() - start_us) * 1e-3);
     (void)fflush(stdout); /* useful while the rest is being measured */
