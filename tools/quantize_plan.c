@@ -2,7 +2,8 @@
  *
  * Which tensors are rounded: two-dimensional weights inside of layers, as long as their rows divide
  * into groups. Not rounded are embeddings and the output matrix (no layer's), routers (few numbers,
- * and a wrong expert costs much), norms, and towers of images or sound. */
+ * and a wrong expert costs much), gates of Gated DeltaNet (few numbers, and an error in how much a
+ * state keeps adds up over tokens), norms, and towers of images or sound. */
 #include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -69,9 +70,10 @@ static bool quantize_is_plain(const struct tensor *t)
 /* Is it the weight of a Linear module in a layer of the text model? */
 static bool quantize_is_matrix(const struct tensor *t)
 {
-    static const char *const left[] = {"gate.weight",  "router.weight",
-                                       "norm.weight",  "shared_expert_gate.weight",
-                                       "embed.weight", "embeddings.weight"};
+    static const char *const left[] = {
+        "gate.weight",         "gate.wg.weight",   "router.weight",    "router.proj.weight",
+        "router.layer.weight", "norm.weight",      "embed.weight",     "embeddings.weight",
+        "in_proj_a.weight",    "in_proj_b.weight", "in_proj_ba.weight"};
 
     if (t->n_dims != 2 || !quantize_ends(t->name, ".weight") || !quantize_is_plain(t) ||
         quantize_layer(t->name) < 0 || strstr(t->name, "vis") != NULL ||
@@ -286,6 +288,12 @@ static int quantize_read_config(struct quantize *q)
         (void)snprintf(why, sizeof why,
                        "%s is quantised already; the checkpoint in bf16, f16 or f32 is wanted",
                        q->folder);
+        rc = ERR_UNSUPPORTED;
+    }
+    /* A scale belongs to a row of a matrix, but what GPT-2 stores as rows are columns. */
+    if (rc == ERR_OK && strcmp(json_get_text(root, "model_type", ""), "gpt2") == 0) {
+        (void)snprintf(why, sizeof why,
+                       "%s: GPT-2 stores matrices transposed, which is not supported", q->folder);
         rc = ERR_UNSUPPORTED;
     }
     if (rc != ERR_OK) {

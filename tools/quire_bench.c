@@ -114,8 +114,8 @@ static void end_steps(struct bench *n, int n_left)
     }
 }
 
-/* Fill the page tables. All cache groups get the same page ids: they are different memory
- * anyway. */
+/* Fill the page tables. All cache groups get the same page ids, and write over each other: times do
+ * not depend on the numbers in pages. */
 static void fill_tables(struct bench *n)
 {
     struct batch *batch = &n->b;
@@ -314,6 +314,8 @@ static void bench_prefill(struct bench *n, int length)
     settle(n);
 }
 
+#define FIRST_TOKENS 128 /* of the first step, and before decodes of one sequence */
+
 /* All cases of "quire bench latency". A CPU gets fewer and smaller ones, because it would take
  * minutes for the others. */
 static void bench_latency(struct bench *n)
@@ -321,7 +323,9 @@ static void bench_latency(struct bench *n)
     bool gpu = strncmp(n->shape->device, "cpu", 3) != 0;
     uint64_t start_us = clock_us();
 
-    prefill(n, 128);
+    if (n->shape->max_model_len < FIRST_TOKENS)
+        die("latency needs a max_model_len of at least 128");
+    prefill(n, FIRST_TOKENS);
     end_steps(n, 0);
     printf("first step, 128 tokens: %.1f ms\n", (double)(clock_us() - start_us) * 1e-3);
     (void)fflush(stdout); /* useful while the rest is being measured */
@@ -615,6 +619,18 @@ static void bench_kernel(struct bench *n)
 
 /* --- the command -------------------------------------------------------------------------- */
 
+/* The longest row of a table: a text's pages, or a state's, which can be more. */
+static int most_pages(const struct model_shape *shape)
+{
+    int most = shape->max_model_len / shape->page_tokens + 1;
+
+    for (int g = 0; g < shape->n_groups; g++) {
+        if (most < shape->groups[g].n_state_pages)
+            most = shape->groups[g].n_state_pages;
+    }
+    return most;
+}
+
 /* Allocate the batch and its tables, for the largest step that the model allows. */
 static void allocate(struct bench *n)
 {
@@ -622,7 +638,7 @@ static void allocate(struct bench *n)
     size_t seqs = (size_t)n->shape->max_num_seqs;
 
     n->seqs = (int)seqs;
-    n->b.pages_max = n->shape->max_model_len / n->shape->page_tokens + 1;
+    n->b.pages_max = most_pages(n->shape);
     n->b.token_ids = mem_zalloc_array(tokens, sizeof(int32_t));
     n->b.seq_start = mem_zalloc_array(seqs + 1, sizeof(int32_t));
     n->b.kv_len = mem_zalloc_array(seqs, sizeof(int32_t));

@@ -60,6 +60,16 @@ static int log_prefix(char *text, size_t cap, enum log_level level)
                     now.tv_nsec / 1000000, mark);
 }
 
+/* A name from a file or a request must not end the line, or write a priority at the next one's
+ * begin. Other characters of UTF-8 have no such bytes. */
+static void log_replace_control(char *text, int len)
+{
+    for (int i = 0; i < len; i++) {
+        if ((unsigned char)text[i] < ' ' || text[i] == '\x7f')
+            text[i] = '?';
+    }
+}
+
 /* Write a line. One call of write() is one line, also when several threads log at once. */
 void log_line(enum log_level level, const char *format, ...)
 {
@@ -79,6 +89,7 @@ void log_line(enum log_level level, const char *format, ...)
     /* A line that is too long is cut, with room for the line feed. */
     if ((size_t)len > sizeof text - 2)
         len = (int)sizeof text - 2;
+    log_replace_control(text, len);
     text[len++] = '\n';
     (void)!write(STDERR_FILENO, text, (size_t)len);
 }

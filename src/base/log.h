@@ -25,7 +25,7 @@ void log_set_level(enum log_level level);
 /* Set the level by a setting's text: error, warn, info or debug. ERR_INVALID (logged). */
 int log_set_level_text(const char *text) ERR_CHECKED;
 
-/* Write one line. Lines longer than 2 KiB are cut. */
+/* Write one line. Lines longer than 2 KiB are cut; control characters become '?'. */
 void log_line(enum log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 #define log_error(...) log_line(LOG_LEVEL_ERROR, __VA_ARGS__)

@@ -87,7 +87,7 @@ static void gemma4_read_heads(struct hf_config *c, struct config_source *s, cons
             c->full_kv_heads =
                 source_whole(s, obj, "num_global_key_value_heads", c->n_kv_heads, 1, 1024);
     }
-    if (c->full_head_dim % 2 != 0 || c->n_heads % c->full_kv_heads != 0) {
+    if (s->rc == ERR_OK && (c->full_head_dim % 2 != 0 || c->n_heads % c->full_kv_heads != 0)) {
         log_error("model: %s: layers of full_attention have %d heads of %d on %d: their size must "
                   "be even, and their number a multiple",
                   s->name, c->n_heads, c->full_head_dim, c->full_kv_heads);
@@ -176,7 +176,7 @@ static void gemma4_read_embeds(struct hf_config *c, struct config_source *s, con
     if (e->width == 0)
         return;
     e->n_rows = source_whole(s, obj, "vocab_size_per_layer_input", EMBEDS_ROWS, 1, 1 << 22);
-    if (e->n_rows < c->n_vocab) {
+    if (s->rc == ERR_OK && e->n_rows < c->n_vocab) {
         log_error("model: %s: vocab_size_per_layer_input %d is less than vocab_size %d", s->name,
                   e->n_rows, c->n_vocab);
         source_fail(s, ERR_INVALID);

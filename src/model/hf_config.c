@@ -218,12 +218,12 @@ static void hf_config_read_shape(struct config_source *s, struct hf_config *c,
     if (c->head_dim == 0)
         c->head_dim = 1;
     c->head_dim = source_whole(s, obj, "head_dim", c->head_dim, 1, K_HEAD_DIM_MAX);
-    if (c->n_heads % c->n_kv_heads != 0) {
+    if (s->rc == ERR_OK && c->n_heads % c->n_kv_heads != 0) {
         log_error("model: %s: num_attention_heads %d is not a multiple of num_key_value_heads %d",
                   s->name, c->n_heads, c->n_kv_heads);
         source_fail(s, ERR_INVALID);
     }
-    if (c->head_dim % 2 != 0 || c->head_dim > K_HEAD_DIM_MAX) {
+    if (s->rc == ERR_OK && (c->head_dim % 2 != 0 || c->head_dim > K_HEAD_DIM_MAX)) {
         log_error("model: %s: head_dim %d must be even and at most %d", s->name, c->head_dim,
                   K_HEAD_DIM_MAX);
         source_fail(s, ERR_INVALID);

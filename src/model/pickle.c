@@ -14,6 +14,7 @@
 
 #define MARKS_MAX      1000    /* nested lists */
 #define MEMO_MAX       4000000 /* numbers of values */
+#define PUSHES_MAX     8000000 /* some 30 per tensor: 260,000 tensors per file, in 1 GB of memory */
 #define LONG_MAX_BYTES 8
 
 /* Functions and classes that a file of weights may name. */
@@ -44,6 +45,7 @@ struct machine {
     struct values stack, memo;
     uint32_t marks[MARKS_MAX];
     int n_marks;
+    uint32_t n_pushes;
     char *why;
     size_t why_cap;
 };
@@ -62,10 +64,11 @@ __attribute__((format(printf, 3, 4))) static int pickle_refuse(const struct mach
 
 /* --- values ----------------------------------------------------------------------------- */
 
-/* Make room for n values, whose new ones are NULL. The old array stays in the arena. */
+/* Make room for n values, whose new ones are NULL. The old array stays in the arena. A first array
+ * is no larger than n: tuples do not grow, and files have many small ones. */
 static int pickle_grow(const struct machine *m, struct values *v, uint32_t n)
 {
-    uint32_t cap = v->cap < 64 ? 64 : v->cap;
+    uint32_t cap = v->cap == 0 ? n : v->cap;
     struct pickle **at;
 
     if (n <= v->cap)
@@ -81,10 +84,14 @@ static int pickle_grow(const struct machine *m, struct values *v, uint32_t n)
     return ERR_OK;
 }
 
+/* The limit bounds memory: a value takes some hundred times the bytes of its operation. */
 static int pickle_push(struct machine *m, struct pickle *value)
 {
-    int rc = pickle_grow(m, &m->stack, m->stack.n + 1);
+    int rc;
 
+    if (m->n_pushes++ == PUSHES_MAX)
+        return pickle_refuse(m, ERR_CORRUPT, "it has more than %d values", PUSHES_MAX);
+    rc = pickle_grow(m, &m->stack, m->stack.n + 1);
     if (rc == ERR_OK)
         m->stack.at[m->stack.n++] = value;
     return rc;
@@ -208,7 +215,7 @@ static int pickle_push_long(struct machine *m)
 /* A text whose length is a number of `width` bytes. */
 static int pickle_push_text(struct machine *m, size_t width)
 {
-    struct pickle *value;
+    struct pickle *value = NULL;
     const uint8_t *at;
     uint64_t n = 0;
     int rc = pickle_number(m, width, &n);
@@ -230,7 +237,7 @@ static int pickle_push_name(struct machine *m, const char *module, size_t module
                             const char *name, size_t name_len)
 {
     char whole[200];
-    struct pickle *value;
+    struct pickle *value = NULL;
     int rc;
 
     (void)snprintf(whole, sizeof whole, "%.*s.%.*s", (int)(module_len < 90 ? module_len : 90),
@@ -277,7 +284,7 @@ static int pickle_stack_global(struct machine *m)
 /* A call becomes a value; that of the class of dictionaries an empty one. */
 static int pickle_reduce(struct machine *m)
 {
-    struct pickle *arguments, *name, *call;
+    struct pickle *arguments, *name, *call = NULL;
     int rc;
 
     if ((rc = pickle_pop_kind(m, PICKLE_LIST, &arguments)) != ERR_OK ||
@@ -310,7 +317,7 @@ static int pickle_build(struct machine *m)
 /* An object outside the pickle, by its description on the stack. */
 static int pickle_persistent(struct machine *m)
 {
-    struct pickle *description, *id;
+    struct pickle *description, *id = NULL;
     int rc = pickle_pop_kind(m, PICKLE_LIST, &description);
 
     if (rc == ERR_OK && (rc = pickle_push_new(m, PICKLE_ID, 0, &id)) == ERR_OK) {

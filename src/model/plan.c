@@ -3,8 +3,8 @@
  * Makes the layer plan of config.json, and divides it among ranks.
  *
  * The plan repeats facts of the config per layer, so that the loader and the forward pass need no
- * knowledge of architectures. Dividing refuses what no rank could compute alone: heads, channels or
- * columns that do not divide, and norms over the heads of all ranks. */
+ * knowledge of architectures. Dividing refuses heads, channels, columns and experts whose number
+ * the ranks do not divide. */
 #include "model/plan.h"
 
 #include <string.h>

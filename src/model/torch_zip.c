@@ -29,7 +29,9 @@
 #define ENTRY_BYTES   46 /* of a directory's record, without its name */
 #define HEADER_BYTES  30 /* of a member's header, without its name */
 #define MEMBERS_MAX   1000000
-#define DIGITS_MAX    20 /* of a storage's number */
+#define FOLDER_MAX    256 /* of NAME/, which is a file's name: NAME_MAX of Linux, and the slash */
+#define DIGITS_MAX    20  /* of a storage's number */
+#define BESIDE_MAX    32  /* of a name beside the pickle: "byteorder", "data/", a number */
 
 #define CONVERT                                                        \
     "; convert it: python3 -c 'import torch, safetensors.torch as s; " \
@@ -216,6 +218,13 @@ static int torch_zip_read_directory(struct archive *a)
             return rc;
     }
     qsort(a->members, a->n, sizeof *a->members, torch_zip_by_name);
+    for (size_t i = 1; i < a->n; i++) {
+        const struct member *m = &a->members[i];
+
+        if (torch_zip_by_name(m - 1, m) == 0)
+            return torch_zip_refuse(a, ERR_CORRUPT, "the archive has two members %.*s",
+                                    (int)(m->name_len < 100 ? m->name_len : 100), m->name);
+    }
     return ERR_OK;
 }
 
@@ -229,10 +238,11 @@ static const struct member *torch_zip_find(const struct archive *a, const char *
 }
 
 /* The member NAME/data.pkl, of which there must be one. */
-static const struct member *torch_zip_find_pickle(const struct archive *a)
+static int torch_zip_find_pickle(const struct archive *a, const struct member **out)
 {
     static const char name[] = "/data.pkl";
     const struct member *found = NULL;
+    int n = 0;
 
     for (size_t i = 0; i < a->n; i++) {
         const struct member *m = &a->members[i];
@@ -240,26 +250,28 @@ static const struct member *torch_zip_find_pickle(const struct archive *a)
         if (m->name_len < sizeof name ||
             memcmp(m->name + m->name_len - (sizeof name - 1), name, sizeof name - 1) != 0)
             continue;
-        if (found != NULL)
-            return NULL;
         found = m;
+        n++;
     }
-    return found;
+    if (n != 1)
+        return torch_zip_refuse(a, ERR_CORRUPT, "the archive does not have one data.pkl");
+    if (found->name_len - strlen("data.pkl") > FOLDER_MAX)
+        return torch_zip_refuse(a, ERR_CORRUPT, "the archive's folder has a name of %zu bytes",
+                                found->name_len - strlen("/data.pkl"));
+    *out = found;
+    return ERR_OK;
 }
 
-/* The member `name` in the pickle's folder. */
+/* The member `name`, of less than BESIDE_MAX bytes, in the pickle's folder. */
 static const struct member *torch_zip_find_beside(const struct archive *a,
                                                   const struct member *pickle, const char *name)
 {
-    size_t folder = pickle->name_len - strlen("data.pkl");
-    size_t len = folder + strlen(name);
-    char *whole = arena_alloc(a->arena, len + 1);
+    size_t folder = pickle->name_len - strlen("data.pkl"), len = strlen(name);
+    char whole[FOLDER_MAX + BESIDE_MAX];
 
-    if (whole == NULL)
-        return NULL;
     memcpy(whole, pickle->name, folder);
-    memcpy(whole + folder, name, strlen(name) + 1);
-    return torch_zip_find(a, whole, len);
+    memcpy(whole + folder, name, len);
+    return torch_zip_find(a, whole, folder + len);
 }
 
 /* --- tensors ---------------------------------------------------------------------------- */
@@ -283,8 +295,8 @@ static int torch_zip_read_storage(const struct archive *a, const struct member *
                                   struct tensor *t, const struct pickle *id, size_t *elem_bytes,
                                   uint64_t *n_elems)
 {
-    char name[DIGITS_MAX + 8];
-    const struct member *data;
+    char name[BESIDE_MAX];
+    const struct member *data = NULL;
 
     if (id->kind != PICKLE_ID || !torch_zip_is_kind(id, 1, PICKLE_NAME) ||
         !torch_zip_is_kind(id, 2, PICKLE_TEXT) || !torch_zip_is_kind(id, 4, PICKLE_INT) ||
@@ -300,7 +312,8 @@ static int torch_zip_read_storage(const struct archive *a, const struct member *
     if (*elem_bytes == 0)
         return torch_zip_refuse(a, ERR_CORRUPT, "tensor %.100s has no storage", t->name);
     (void)snprintf(name, sizeof name, "data/%.*s", DIGITS_MAX, id->items[2]->text);
-    data = torch_zip_find_beside(a, pickle, name);
+    if (strlen(id->items[2]->text) <= DIGITS_MAX)
+        data = torch_zip_find_beside(a, pickle, name);
     *n_elems = (uint64_t)id->items[4]->whole;
     if (data == NULL || *n_elems > data->bytes / *elem_bytes)
         return torch_zip_refuse(a, ERR_CORRUPT, "the storage of tensor %.100s is %s", t->name,
@@ -392,7 +405,7 @@ int torch_zip_parse(struct tensor_list *out, struct arena *arena, const uint8_t 
                     char *why, size_t why_cap)
 {
     struct archive a = {.arena = arena, .bytes = bytes, .len = len, .why = why, .why_cap = why_cap};
-    const struct member *pickle, *order;
+    const struct member *pickle = NULL, *order;
     const struct pickle *dict = NULL;
     char reason[200] = "";
     int rc;
@@ -400,10 +413,9 @@ int torch_zip_parse(struct tensor_list *out, struct arena *arena, const uint8_t 
     if (len < 4 || !torch_zip_is(bytes, "PK\3\4"))
         return torch_zip_refuse(&a, ERR_UNSUPPORTED,
                                 "it is cut short, or in the format of PyTorch before 1.6" CONVERT);
-    if ((rc = torch_zip_read_directory(&a)) != ERR_OK)
+    if ((rc = torch_zip_read_directory(&a)) != ERR_OK ||
+        (rc = torch_zip_find_pickle(&a, &pickle)) != ERR_OK)
         return rc;
-    if ((pickle = torch_zip_find_pickle(&a)) == NULL)
-        return torch_zip_refuse(&a, ERR_CORRUPT, "the archive does not have one data.pkl");
     order = torch_zip_find_beside(&a, pickle, "byteorder");
     if (order != NULL && (order->bytes != 6 || memcmp(order->data, "little", 6) != 0))
         return torch_zip_refuse(&a, ERR_UNSUPPORTED, "its numbers are not little-endian" CONVERT);

@@ -53,7 +53,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t len)
     if (len < 3 || memchr(text, '\0', len - 2) != NULL)
         return 0;
     o = (struct reply_options){.format = (enum reply_format)(bytes[0] % REPLY_FORMATS),
-                               .reasoning = (enum reply_reasoning)(bytes[0] / 16 % 3),
+                               .reasoning =
+                                   (enum reply_reasoning)(bytes[0] / 16 % REPLY_REASONINGS),
                                .begins_inside = bytes[0] >= 128};
     tell(&whole, &o, text, len - 2, len - 2);
     tell(&cut, &o, text, len - 2, bytes[1] % 7 + 1u);

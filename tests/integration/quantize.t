@@ -240,6 +240,36 @@ def checkpoint(name, tensors):
     return folder
 
 
+tap.section("families")
+# What is written of any family is read: routers of all names stay as they are.
+FAMILIES = os.path.join(SRCDIR, "tests", "golden", "families")
+n_written = 0
+for family in sorted(os.listdir(FAMILIES)):
+    for kind in ("int8", "int4"):
+        out = os.path.join(DIR, "family")
+        shutil.rmtree(out, ignore_errors=True)
+        rc, said, err = run("quantize", os.path.join(FAMILIES, family), "--to", kind, "--out", out,
+                            "--group", 32)
+        if rc != 0:
+            tap.ok("no matrices" in err or "transposed" in err or "quantised already" in err,
+                   "%s in %s: refused" % (family, kind), err)
+            continue
+        n_written += 1
+        rc, said, err = run("bench", "throughput", "--model", out, "--device", "cpu", "--num-prompts",
+                            1, "--input-len", 4, "--output-len", 2, "--num-pages", 2000,
+                            "--max-model-len", 64)
+        tap.ok(rc == 0, "%s in %s: written and read" % (family, kind), err)
+tap.ok(n_written > 40, "most families have matrices that divide", n_written)
+for family, gates in (("qwen3.5", ("in_proj_a", "in_proj_b")), ("qwen3-next", ("in_proj_ba",))):
+    out = os.path.join(DIR, "gates-" + family)
+    rc, said, err = run("quantize", os.path.join(FAMILIES, family), "--to", "int8", "--out", out)
+    with open(os.path.join(out, "config.json")) as f:
+        ignored = json.load(f)["quantization_config"]["ignore"]
+    tap.ok(all(any(i.endswith("layers.0.linear_attn." + g) for i in ignored) for g in gates),
+           "gates of %s stay as they are" % family, ignored)
+rc, said, err = run("bench", "latency", "--model", MODEL, "--device", "cpu", "--max-model-len", 64)
+tap.ok(rc > 0 and "max_model_len" in err, "latency has no room in 64 tokens", err)
+
 odd = checkpoint("odd", {"model.layers.0.mlp.up_proj.weight": (4, 72),
                          "model.layers.0.mlp.down_proj.weight": (3, 128),
                          "model.layers.0.mlp.gate.weight": (4, 128),

@@ -3,6 +3,7 @@
  * Goal: the foundation does what its headers say. Method: known answers, and limits hit on
  * purpose. */
 #include <time.h>
+#include <unistd.h>
 
 #include "base/buf.h"
 #include "base/clock.h"
@@ -10,6 +11,7 @@
 #include "base/fault.h"
 #include "base/hash.h"
 #include "base/hex.h"
+#include "base/log.h"
 #include "base/mem.h"
 #include "base/settings.h"
 #include "base/utf8.h"
@@ -172,9 +174,33 @@ static void test_stamp(void)
     }
 }
 
+/* A name from a file could otherwise write a line of its own, or move a terminal's cursor. */
+static void test_log(void)
+{
+    FILE *log = tmpfile();
+    int stderr_fd = dup(STDERR_FILENO);
+    char text[300] = "";
+
+    if (log == NULL || stderr_fd == -1) {
+        ok(false, "a file for the log");
+        return;
+    }
+    (void)dup2(fileno(log), STDERR_FILENO);
+    log_error("tensor %s is cut", "w\n<3>model: all is well\x1b[2J\x7f\xc3\xa9");
+    (void)dup2(stderr_fd, STDERR_FILENO);
+    (void)close(stderr_fd);
+    rewind(log);
+    ok(fgets(text, sizeof text, log) != NULL &&
+           strstr(text, "tensor w?<3>model: all is well?[2J?\xc3\xa9 is cut\n") != NULL,
+       "control characters do not reach the log");
+    ok(fgets(text, sizeof text, log) == NULL, "one call is one line");
+    (void)fclose(log);
+}
+
 int main(void)
 {
     test_err();
+    test_log();
     test_buf();
     test_utf8();
     test_hex();

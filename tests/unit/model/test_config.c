@@ -2,6 +2,7 @@
  *
  * config.json: both spellings, defaults, what is refused and how. */
 #include <math.h>
+#include <unistd.h>
 
 #include "base/log.h"
 #include "model/hf_config.h"
@@ -415,6 +416,38 @@ static void test_near(void)
     }
 }
 
+/* Lines that the log has for a config. */
+static int lines_of(const char *text)
+{
+    FILE *log = tmpfile();
+    int stderr_fd = dup(STDERR_FILENO), n = 0;
+
+    if (log == NULL || stderr_fd == -1)
+        return -1;
+    (void)dup2(fileno(log), STDERR_FILENO);
+    (void)parse(text, NULL);
+    (void)dup2(stderr_fd, STDERR_FILENO);
+    (void)close(stderr_fd);
+    rewind(log);
+    for (int byte = fgetc(log); byte != EOF; byte = fgetc(log))
+        n += byte == '\n';
+    (void)fclose(log);
+    return n;
+}
+
+/* A number out of range counts as the least one; what that number would break is not told. */
+static void check_lines(void)
+{
+    is_int(lines_of("{" QWEN3_5 ",\"linear_num_value_heads\":0}"), 1,
+           "value heads of 0 are one error");
+    is_int(lines_of("{" QWEN3_5 ",\"linear_num_value_heads\":3}"), 1, "value heads of 3 too");
+    is_int(lines_of("{" GEMMA4 ",\"global_head_dim\":-2}"), 1, "heads of -2 are one error");
+    is_int(lines_of("{" LLAMA ",\"head_dim\":-2}"), 1, "also those of Llama");
+    is_int(lines_of("{" GEMMA4 ",\"hidden_size_per_layer_input\":4,"
+                    "\"vocab_size_per_layer_input\":\"x\"}"),
+           1, "a number that is a text is one error");
+}
+
 int main(void)
 {
     test_near();
@@ -432,5 +465,6 @@ int main(void)
     check_families();
     check_gemma4();
     check_qwen3_5();
+    check_lines();
     return tap_done();
 }
