@@ -186,12 +186,14 @@ with Stack(store=True) as s:
 
     t = threading.Thread(target=ask)
     t.start()
-    kills = 0
-    while t.is_alive() and kills < 4:
+    kills = [0, 0, 0, 0]  # by answers so far: a request that ran in three dead engines is given up
+    while t.is_alive() and sum(kills) < 4:
         time.sleep(0.4)
-        s.engine.kill()
-        kills += 1
+        if kills[len(got)] < 2:
+            s.engine.kill()
+            kills[len(got)] += 1
     t.join()
+    kills = sum(kills)
     tap.eq([r.status for r in got], [200] * 3, "%d kills: three answers" % kills)
     if DEVICE == "cpu":
         tap.ok(all(found(r) == quiet for r in got), "the same beams as undisturbed")
