@@ -835,7 +835,7 @@ K_BOTH size_t k_delta_work(const struct k_delta_shape *s)
  *
  * States are read, written and left as by ref_recurrent(). The reference does key head k_head of
  * one sequence, with the value heads that read it. The launcher's in is bfloat16, and so is its out
- * or, with is_half, in the layout of K_HALF_AT. Same bits whoever else is in the batch;
+ * or, with is_half, in the layout of K_HALF_AT. Same bits whatever else is in the batch;
  * sequences of several tokens take products of tf32, sums and states are float32. */
 void ref_delta_rule(float *out, const float *in, const float *gates, const struct k_delta *d,
                     const struct k_state *state, const struct k_tokens *t, int seq, int k_head);

@@ -6,10 +6,10 @@
 #include <stdio.h>
 #include <string.h>
 
-void ask_init(struct ask *a, const char *who)
+void ask_init(struct ask *a, const char *command)
 {
     *a = (struct ask){
-        .who = who, .key = "", .system = "", .url = {.host = "127.0.0.1", .port = "8000"}};
+        .command = command, .key = "", .system = "", .url = {.host = "127.0.0.1", .port = "8000"}};
 }
 
 /* A value that must be JSON of some kind. NULL (told): it is not. */
@@ -21,7 +21,7 @@ static const struct json *ask_parse(const struct ask *a, struct arena *arena, co
 
     if (json_parse(&node, arena, value, strlen(value), why, sizeof why) == ERR_OK)
         return node;
-    (void)fprintf(stderr, "%s: --%s %s: %s\n", a->who, name, value, why);
+    (void)fprintf(stderr, "%s: --%s %s: %s\n", a->command, name, value, why);
     return NULL;
 }
 
@@ -34,7 +34,7 @@ static bool ask_take_number(struct ask *a, const char *option, const char *field
     if (good)
         buf_printf(&a->fields, "\"%s\":%s,", field, value);
     else if (node != NULL)
-        (void)fprintf(stderr, "%s: --%s must be a number, not %s\n", a->who, option, value);
+        (void)fprintf(stderr, "%s: --%s must be a number, not %s\n", a->command, option, value);
     arena_reset(&arena);
     return good;
 }
@@ -55,7 +55,7 @@ static bool ask_take_extra(struct ask *a, const char *value)
         buf_add_byte(&a->fields, ',');
     }
     if (node != NULL && !good)
-        (void)fprintf(stderr, "%s: --extra must be a JSON object\n", a->who);
+        (void)fprintf(stderr, "%s: --extra must be a JSON object\n", a->command);
     arena_reset(&arena);
     return good;
 }
@@ -68,7 +68,7 @@ bool ask_take(struct ask *a, int option, const char *value)
     case ASK_URL:
         if (http_url_read(&a->url, value, why, sizeof why) == ERR_OK)
             return true;
-        (void)fprintf(stderr, "%s: --url: %s\n", a->who, why);
+        (void)fprintf(stderr, "%s: --url: %s\n", a->command, why);
         return false;
     case ASK_MODEL: return snprintf(a->model, sizeof a->model, "%s", value) < (int)sizeof a->model;
     case ASK_KEY: a->key = value; return true;
@@ -133,7 +133,7 @@ bool ask_find_model(struct ask *a)
         return true;
     rc = http_ask(&http, &request);
     if (rc != ERR_OK)
-        (void)fprintf(stderr, "%s: %s%s\n", a->who, http.why,
+        (void)fprintf(stderr, "%s: %s%s\n", a->command, http.why,
                       rc != ERR_ENGINE_GONE ? ""
                                             : "; start a server with quire serve FOLDER, or name "
                                               "one with --url");
@@ -142,7 +142,7 @@ bool ask_find_model(struct ask *a)
     else if (rc == ERR_OK && !(good = ask_read_model(a, &http)))
         (void)snprintf(text, sizeof text, "the server names no model; use --model");
     if (text[0] != '\0')
-        (void)fprintf(stderr, "%s: %s\n", a->who, text);
+        (void)fprintf(stderr, "%s: %s\n", a->command, text);
     http_close(&http);
     return good;
 }

@@ -64,7 +64,7 @@ enum ask_option {
     "                                                request\n"
 
 struct ask {
-    const char *who; /* begins messages: "quire chat" */
+    const char *command; /* begins messages: "quire chat" */
     struct http_url url;
     const char *key, *system; /* "": none */
     char model[256];
@@ -72,7 +72,7 @@ struct ask {
 };
 
 /* Start with the defaults. */
-void ask_init(struct ask *a, const char *who);
+void ask_init(struct ask *a, const char *command);
 
 /* Take an option; false: its value is bad (printed). option is below ASK_OWN and not ASK_HELP. */
 bool ask_take(struct ask *a, int option, const char *value);

@@ -87,7 +87,7 @@ static int chat_event(struct chat *c, const char *data, size_t len)
         return rc;
     if (json_get_kind(event, "error", JSON_OBJECT) != NULL) {
         chat_end_reasoning(c);
-        (void)fprintf(stderr, "\n%s: %s\n", c->ask.who,
+        (void)fprintf(stderr, "\n%s: %s\n", c->ask.command,
                       json_get_text(json_get(event, "error"), "message", "the server failed"));
         return ERR_INTERNAL;
     }
@@ -123,7 +123,7 @@ static int chat_read_stream(struct chat *c, struct http *h)
     chat_end_reasoning(c);
     (void)putchar('\n');
     if (rc != ERR_OK && rc != ERR_INTERNAL && rc != ERR_CLIENT_GONE)
-        (void)fprintf(stderr, "%s: %s\n", c->ask.who,
+        (void)fprintf(stderr, "%s: %s\n", c->ask.command,
                       h->why[0] != '\0' ? h->why : err_sentence(rc));
     buf_fini(&line);
     return rc;
@@ -154,10 +154,10 @@ static int chat_answer(struct chat *c)
         rc = chat_read_stream(c, &http);
     } else if (rc == ERR_OK) {
         ask_refusal(&http, text, sizeof text);
-        (void)fprintf(stderr, "%s: %s\n", c->ask.who, text);
+        (void)fprintf(stderr, "%s: %s\n", c->ask.command, text);
         rc = ERR_INVALID;
     } else if (rc != ERR_CLIENT_GONE) {
-        (void)fprintf(stderr, "%s: %s\n", c->ask.who, http.why);
+        (void)fprintf(stderr, "%s: %s\n", c->ask.command, http.why);
     }
     http_close(&http);
     buf_fini(&body);
@@ -233,7 +233,7 @@ static int chat_run(struct chat *c)
         if (strcmp(buf_text(&said), "/reset") == 0)
             chat_reset(c);
         else if (said.len > 0 && said.bytes[0] == '/' && strchr(said.bytes, ' ') == NULL)
-            (void)fprintf(stderr, "%s: there are /reset and /exit\n", c->ask.who);
+            (void)fprintf(stderr, "%s: there are /reset and /exit\n", c->ask.command);
         else if (said.len > 0)
             rc = chat_turn(c, &said);
     }

@@ -287,7 +287,7 @@ static bool generate_one(const struct generate *g, struct generate_item *item, s
     good = generate_make(g, item) && generate_ask(g, item, &answer) == ERR_OK &&
            generate_write(g, item, &answer, out);
     if (!good) {
-        (void)fprintf(stderr, "%s: prompt %zu: %s\n", g->ask.who, item->idx, item->why);
+        (void)fprintf(stderr, "%s: prompt %zu: %s\n", g->ask.command, item->idx, item->why);
         if (g->wants_json || item->is_json) {
             buf_printf(out, "{\"index\":%zu,\"error\":", item->idx);
             buf_add_json_string(out, item->why, strlen(item->why));
@@ -357,8 +357,8 @@ static int generate_run(struct generate *g)
     while (n > 0)
         (void)pthread_join(threads[--n], NULL);
     if (g->n_failed > 0)
-        (void)fprintf(stderr, "%s: %zu of %zu prompts have no answer\n", g->ask.who, g->n_failed,
-                      g->n_taken);
+        (void)fprintf(stderr, "%s: %zu of %zu prompts have no answer\n", g->ask.command,
+                      g->n_failed, g->n_taken);
     return g->n_failed > 0 || ferror(stdout) ? 1 : 0;
 }
 
@@ -372,8 +372,8 @@ static int generate_option(struct generate *g, int opt, const char *value)
     case '?': (void)fputs(generate_usage, stderr); return 2;
     case GENERATE_OPTION_PROMPT:
         if (g->n_prompts == GENERATE_PROMPTS) {
-            (void)fprintf(stderr, "%s: more than %d prompts: put them into a file\n", g->ask.who,
-                          GENERATE_PROMPTS);
+            (void)fprintf(stderr, "%s: more than %d prompts: put them into a file\n",
+                          g->ask.command, GENERATE_PROMPTS);
             return 2;
         }
         g->prompts[g->n_prompts++] = value;
@@ -382,7 +382,7 @@ static int generate_option(struct generate *g, int opt, const char *value)
         g->n_at_once = (int)strtol(value, &end, 10);
         if (*end == '\0' && g->n_at_once >= 1 && g->n_at_once <= GENERATE_THREADS_MAX)
             return -1;
-        (void)fprintf(stderr, "%s: --concurrency must be a number from 1 to %d\n", g->ask.who,
+        (void)fprintf(stderr, "%s: --concurrency must be a number from 1 to %d\n", g->ask.command,
                       GENERATE_THREADS_MAX);
         return 2;
     case GENERATE_OPTION_JSON: g->wants_json = true; return -1;

@@ -512,9 +512,10 @@ static bool options_check(struct serve *s)
     w->name = names.at[0];
     if (w->keys.n == 0 && w->uds[0] == '\0' && strncmp(w->host, "127.", 4) != 0 &&
         strcmp(w->host, "localhost") != 0 && strcmp(w->host, "::1") != 0)
-        serve_say("warning: everybody who reaches port %d of %s may use the model; --api-key KEY "
-                  "prevents it",
-                  w->port, w->host);
+        serve_say(
+            "warning: every client that reaches port %d of %s may use the model; --api-key KEY "
+            "prevents it",
+            w->port, w->host);
     return true;
 }
 
