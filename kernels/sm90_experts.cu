@@ -43,8 +43,8 @@
 #include "kernels/product.cuh"
 
 #define ROUTES       K_MIXING_TILE
-#define NARROW       64 /* routes at a time in the form for few of them, */
-#define NARROW_MEAN  48 /* which experts with so many on average take */
+#define NARROW       64 /* routes at a time in the narrow form */
+#define NARROW_MEAN  48 /* routes of an expert, on average, up to which the narrow form runs */
 #define SLAB         64 /* elements of n_in of a stage of x, and of a step */
 #define CHUNK        64 /* routes that are written at a time */
 #define OUT_PITCH    144
