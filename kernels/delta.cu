@@ -26,7 +26,7 @@ static_assert(3 * DELTA_DIM <= ONE_THREADS, "a thread convolves one channel");
 /* --- a token per sequence ------------------------------------------------------------------- */
 
 struct delta_one {
-    float m[DELTA_DIM][DELTA_DIM]; /* each thread reads and writes what it has fetched itself */
+    float m[DELTA_DIM][DELTA_DIM]; /* a thread only uses elements that it has fetched */
     float q[DELTA_DIM], k[DELTA_DIM], v[DELTA_DIM], u[DELTA_DIM];
     float parts[ONE_WARPS][DELTA_DIM]; /* sums over a warp's rows, by column */
     float squares[ONE_WARPS];

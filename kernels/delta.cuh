@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The gated delta rule: what its kernels share. */
+ * Parts that the kernels of the gated delta rule share. */
 #ifndef QUIRE_KERNELS_DELTA_CUH
 #define QUIRE_KERNELS_DELTA_CUH
 
@@ -78,7 +78,7 @@ static __device__ inline float delta_sigmoid(float x)
     return 1.0f / (1.0f + __expf(-x));
 }
 
-/* The logarithm of what a head's matrix is multiplied by before a token. */
+/* The logarithm of the factor of a head's matrix before a token. */
 static __device__ inline float delta_log_keep(const delta_args &a, const float *gate, int head)
 {
     float x = gate[a.d.shape.n_v_heads + head] + a.d.dt_bias[head];

@@ -2,8 +2,8 @@
  *
  * The gated delta rule over chunks of CHUNK tokens, on tensor cores (tf32, sums in float32).
  *
- * With G_i the sum of the logarithms of what the matrix S is multiplied by up to token i of a
- * chunk, and S the matrix before it, the rule is
+ * With S the matrix before a chunk, and G_i the sum of the logarithms of its factors up to token i
+ * of the chunk, the rule is
  *
  *   A_ij = beta_i exp(G_i - G_j) k_i k_j, j < i      T = inverse(1 + A)
  *   B_ij = exp(G_i - G_j) q_i k_j, j <= i
@@ -26,7 +26,7 @@
 #define THREADS 128
 #define K_PITCH (DELTA_DIM + 4) /* of rows of q and k in shared memory: no bank twice */
 #define PITCH   (CHUNK + 4)
-#define S_PITCH (COLUMNS + 8) /* of what products read by columns */
+#define S_PITCH (COLUMNS + 8) /* of operands that products read by columns */
 
 static_assert(CHUNK == 32 && COLUMNS == 32, "a lane has a token, or a column");
 static_assert(THREADS == DELTA_DIM, "a warp has 32 rows of a matrix, and a quarter of a result");
@@ -363,8 +363,8 @@ static __device__ inline void delta_read_matrix(const delta_chunks &c, const del
     }
 }
 
-/* V, of what stands in stage.v: `own` has the warp's quarter of that, to which T adds what lies
- * below its diagonal. */
+/* V, of the rows in stage.v: `own` has the warp's quarter of them, to which the part of T below its
+ * diagonal adds. */
 static __device__ inline void delta_solve(const delta_stage &stage, delta_sums *own)
 {
     int row = threadIdx.x / 32 % 2 * 16 + delta_lane_row(), column = threadIdx.x / 64 * 16;

@@ -191,8 +191,8 @@ static __device__ inline void single_score(float (&score)[2][4], const bf16 *q, 
     }
 }
 
-/* Scores become weights; what is there already shrinks by the change of the maximum. base: position
- * of the tile's first key. */
+/* Scores become weights; earlier sums shrink by the change of the maximum. base: position of the
+ * tile's first key. */
 template <int D>
 static __device__ inline void single_soften(single_state<D> &st, float (&score)[2][4],
                                             const single_row &r, float scale, int base)

@@ -12,7 +12,7 @@
  *
  * Lanes: lane (g = lane / 4, q = lane % 4) has rows g and g + 8 of the tile. The order of columns
  * is free as long as w and x agree, so of each 32 lane q takes eight neighbours, 16 bytes, and of
- * e4m3 sixteen of each 64; x for e4m3 is in the order of K_HALF_AT, which is what these need.
+ * e4m3 sixteen of each 64; x for e4m3 is in the order of K_HALF_AT, as these need it.
  * Records have their codes in the order of lanes (packed.h).
  *
  * Order of sums: that of chunks and warps, so a row's bits depend on n_in alone. */

@@ -38,7 +38,7 @@ struct pick_shared {
 
 static_assert(RUN * sizeof(int32_t) >= SEARCH_ROOM * sizeof(uint64_t), "they share memory");
 
-/* A row, and what its filters have kept so far. */
+/* A row, and the candidates that its filters have kept so far. */
 struct pick_row {
     const float *logits;
     const struct k_sample_row *row;

@@ -36,7 +36,7 @@ static __device__ inline float4 search_load(const float *row, int id, int n_voca
 static __device__ inline uint64_t search_sum(uint64_t x, struct search_shared *s)
 {
     x = sample_warp_sum(x);
-    __syncthreads(); /* what was here before has been read */
+    __syncthreads(); /* the earlier content has been read */
     if (threadIdx.x % 32 == 0)
         s->reduced[threadIdx.x / 32] = x;
     __syncthreads();

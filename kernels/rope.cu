@@ -6,9 +6,9 @@
  * a head, element by element. Each element of qkv is read and written once (with norms the last of
  * these variants reads it twice).
  *
- * Both are built three times: without norms, with norms of queries and keys, and for what few
- * models have (norms of values, keys that another layer wrote, normed heads of 512), which the
- * common two do not pay for. */
+ * Both are built three times: without norms, with norms of queries and keys, and with the
+ * features of few models (norms of values, keys that another layer wrote, normed heads of 512), for
+ * which the common two do not pay. */
 #include "kernels/pages.cuh"
 
 #define ROPE_WARPS   8

@@ -311,7 +311,7 @@ static __device__ inline float rows_add(float *x, const k_bf16 *delta, const k_a
     return squares;
 }
 
-/* One row by one block. Each thread reads again only what it has written itself. */
+/* One row by one block. Each thread reads again only its own results. */
 template <int W>
 static __global__ void __launch_bounds__(ADD_THREADS)
     add_normed_kernel(k_bf16 *out, float *x, const k_bf16 *delta, const k_adding how, int dim)
