@@ -13,12 +13,16 @@
  * A prefix sum over the sequences gives the begin of each; a binary search in it, the begin of each
  * share. Reads kv_len and seq_start, writes 16 bytes per sequence and per warp.
  *
+ * Short rows are not cut: a worker takes whole rows, and nothing is merged. 64 sequences of 8 kv
+ * heads with a window of 128 keys are 512 rows of 5 tiles, for as many warps.
+ *
  * Runs on the device, because lengths change there while the launches of a graph stay the same. */
 #include "kernels/attn_decode.cuh"
 #include "kernels/choice.h"
 
 #define PLAN_THREADS 1024
 #define PLAN_WARPS   (PLAN_THREADS / 32)
+#define MERGE_TILES  5 /* a merge of cut rows takes at least as long as so many tiles */
 
 struct plan_args {
     decode_schedule *schedule;
@@ -70,21 +74,35 @@ static __device__ int plan_sum_before(int x, int *shared, int *total)
     return shared[warp] + upto - x;
 }
 
-/* List the items: sequences that have keys, with the number of tiles before each. Returns the
- * number of tiles. */
-static __device__ int plan_list_items(const plan_args &a, int *n_items)
+/* The same in all threads. */
+struct plan_size {
+    int n_items, n_rows, n_tiles;
+    int longest; /* tiles of a row, at most */
+    int n_workers;
+    bool is_whole; /* no row is cut */
+};
+
+/* List the items: sequences that have keys, with the number of tiles before each. */
+static __device__ plan_size plan_list_items(const plan_args &a)
 {
-    __shared__ int shared[PLAN_WARPS + 1];
+    __shared__ int shared[PLAN_WARPS + 1], longest;
     int tiles_before = 0, items_before = 0;
 
+    if (threadIdx.x == 0)
+        longest = 0;
+    __syncthreads();
     for (int base = 0; base < a.n_decodes; base += PLAN_THREADS) {
-        int i = base + threadIdx.x, seq = 0, len = 0, tiles, before, at, total;
+        int i = base + threadIdx.x, seq = 0, len = 0, tiles, most, before, at, total;
 
         if (i < a.n_decodes) {
             seq = a.decode_seqs == NULL ? i : a.decode_seqs[i];
             len = a.t.kv_len[seq];
         }
-        tiles = plan_row_tiles_of(a, len) * a.rows;
+        tiles = plan_row_tiles_of(a, len);
+        most = __reduce_max_sync(~0U, tiles);
+        if (threadIdx.x % 32 == 0)
+            atomicMax(&longest, most);
+        tiles *= a.rows;
         before = plan_sum_before(tiles, shared, &total) + tiles_before;
         tiles_before += total;
         at = plan_sum_before(len > 0, shared, &total) + items_before;
@@ -95,8 +113,20 @@ static __device__ int plan_list_items(const plan_args &a, int *n_items)
     /* A sentinel for readers that look one item ahead. */
     if (threadIdx.x == 0)
         a.schedule->items[items_before] = {0, 0, 0, tiles_before};
-    *n_items = items_before;
-    return tiles_before;
+    __syncthreads();
+    return {items_before, items_before * a.rows, tiles_before, longest, 0, false};
+}
+
+/* Rows stay whole where the warp with the most tiles ends before the shares of cut rows would be
+ * read and merged. */
+static __device__ void plan_choose(const plan_args &a, plan_size *s)
+{
+    int cut = decode_workers(s->n_tiles, a.tile_tokens, a.n_workers);
+    int whole = min(s->n_rows, a.n_workers);
+
+    s->is_whole = whole > 0 && (s->n_rows + whole - 1) / whole * s->longest <=
+                                   s->n_tiles / a.n_workers + MERGE_TILES;
+    s->n_workers = s->is_whole ? whole : cut;
 }
 
 /* The item to which a tile belongs: the last one that begins at or before it. */
@@ -130,6 +160,22 @@ static __device__ decode_worker plan_share(const plan_args &a, int n_items, int 
     return worker;
 }
 
+/* The tile at which a row begins, or the end. */
+static __device__ int plan_row_begin(const plan_args &a, const plan_size &s, int row)
+{
+    const decode_item *it = &a.schedule->items[row / a.rows];
+
+    return row >= s.n_rows ? s.n_tiles : it->first + row % a.rows * plan_row_tiles_of(a, it->len);
+}
+
+/* The tile at which the share of a worker begins. */
+static __device__ int plan_share_begin(const plan_args &a, const plan_size &s, int worker)
+{
+    if (!s.is_whole)
+        return decode_share_first(worker, s.n_tiles, s.n_workers);
+    return plan_row_begin(a, s, decode_share_first(worker, s.n_rows, s.n_workers));
+}
+
 /* The first and last block with tiles of the row to which a tile belongs. */
 static __device__ decode_span plan_span_of(const plan_args &a, int n_items, int tile, int n_tiles,
                                            int n_workers)
@@ -145,28 +191,29 @@ static __device__ decode_span plan_span_of(const plan_args &a, int n_items, int 
 static __global__ void __launch_bounds__(PLAN_THREADS) attn_schedule_kernel(const plan_args a)
 {
     decode_schedule *schedule = a.schedule;
-    int n_items, n_tiles = plan_list_items(a, &n_items),
-                 n_workers = decode_workers(n_tiles, a.tile_tokens, a.n_workers);
+    plan_size s = plan_list_items(a);
 
-    __syncthreads();
+    plan_choose(a, &s);
     for (int i = threadIdx.x; i < 2 * DECODE_CTAS; i += PLAN_THREADS) {
         int block = i / 2, side = i % 2 * DECODE_WARPS;
 
         schedule->counters[block] = 0;
-        if ((block + 1) * DECODE_WARPS <= n_workers)
+        if (!s.is_whole && (block + 1) * DECODE_WARPS <= s.n_workers)
             schedule->spans[block][i % 2] = plan_span_of(
-                a, n_items,
-                decode_share_first(block * DECODE_WARPS + side, n_tiles, n_workers) - i % 2,
-                n_tiles, n_workers);
+                a, s.n_items,
+                decode_share_first(block * DECODE_WARPS + side, s.n_tiles, s.n_workers) - i % 2,
+                s.n_tiles, s.n_workers);
     }
     for (int i = threadIdx.x; i < a.n_workers; i += PLAN_THREADS) {
-        int first = decode_share_first(i, n_tiles, n_workers),
-            last = decode_share_first(i + 1, n_tiles, n_workers);
+        int first, last;
 
-        if (i < n_workers && last > first)
-            schedule->workers[i] = plan_share(a, n_items, first, last);
-        else
-            schedule->workers[i] = {};
+        schedule->workers[i] = {};
+        if (i >= s.n_workers)
+            continue;
+        first = plan_share_begin(a, s, i);
+        last = plan_share_begin(a, s, i + 1);
+        if (last > first)
+            schedule->workers[i] = plan_share(a, s.n_items, first, last);
     }
 }
 
