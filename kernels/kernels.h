@@ -564,13 +564,16 @@ int k_sum_ranks(k_bf16 *const rows[K_RANKS_MAX], size_t n, const struct k_links 
 int k_gather_ranks(float *all, const float *part, int n, int width, const struct k_links *links,
                    k_stream stream);
 
-/* What K_PRODUCT_RESIDUAL does, of a product whose parts the ranks have: y bf16 [n][n_out] is this
- * rank's part, and then
+/* What K_PRODUCT_RESIDUAL does, of a product whose parts the ranks have: rows[r] bf16 [n][n_out] is
+ * the part of rank r, as for k_sum_ranks(), and then
  *
  *   residual += sum of the parts; normed = residual * norm; sums_out
  *
- * on all ranks. n_out is a multiple of 16, and n * n_out * 2 at most K_SUM_SMALL_BYTES. */
-int k_sum_residual(const struct k_product *p, int n, const struct k_links *links, k_stream stream);
+ * on all ranks. Of many rows the sum is rounded to bf16 before it is added. p->y is not read; rows
+ * may have changed afterwards. n_out is a multiple of 16, and n * n_out * 2 at most
+ * K_SUM_SMALL_BYTES. */
+int k_sum_residual(const struct k_product *p, k_bf16 *const rows[K_RANKS_MAX], int n,
+                   const struct k_links *links, k_stream stream);
 
 /* --- rounding to e4m3 ------------------------------------------------------------------------- */
 

@@ -42,10 +42,14 @@
 #define SMALL_THREADS 256
 #define LARGE_THREADS 512
 #define LARGE_BLOCKS  128 /* one flag each; all are resident at once (132 multiprocessors) */
-#define SMALL_MAX     ((size_t)512 << 10) /* bytes of rows; pushed data is twice as long */
-#define AT_ONCE       4                   /* groups that a thread has in flight over a link */
-#define POLLS         4096
-#define WAIT_NS       4000000000ULL
+/* Bytes of rows times peers: pushed data is twice as long. Beyond it the large protocol is faster;
+ * with the residual it does without a kernel for that. */
+#define SMALL_MAX          ((size_t)1536 << 10)
+#define SMALL_RESIDUAL_MAX ((size_t)2048 << 10)
+#define AT_ONCE            2 /* groups that a thread has in flight from a rank, */
+#define RANKS_AT_ONCE      4 /* and from how many ranks */
+#define POLLS              4096
+#define WAIT_NS            4000000000ULL
 
 static_assert(K_SUM_BLOCKS_MAX >= LARGE_BLOCKS, "a flag for each block");
 
@@ -110,13 +114,18 @@ static __device__ inline uint32_t ranks_mark_of(uint64_t call)
 
 /* --- small -------------------------------------------------------------------------------- */
 
-/* The place of a rank's group of eight elements in an inbox: 32 bytes of data and numbers. */
+/* The place of a rank's group of eight elements in an inbox: two times 16 bytes of data and
+ * numbers, SECOND apart. The first halves of 32 groups stand together, then their second ones, so
+ * that a warp's store is one run of 512 bytes: shorter ones fill a link with headers. */
+#define SECOND 32
+
 static __device__ inline uint4 *ranks_inbox_at(const struct k_links &links, int owner, int from,
                                                uint64_t call, size_t group)
 {
     size_t half = (call & 1) * links.n + from;
 
-    return (uint4 *)links.inbox[owner] + (half * (K_SUM_SMALL_BYTES / 16) + group) * 2;
+    return (uint4 *)links.inbox[owner] + half * (K_SUM_SMALL_BYTES / 8) +
+           group / SECOND * (2 * SECOND) + group % SECOND;
 }
 
 static __device__ inline void ranks_push_group(const struct k_links &links, uint64_t call,
@@ -132,8 +141,8 @@ static __device__ inline void ranks_push_group(const struct k_links &links, uint
         asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %2};" ::"l"(to), "r"(v.x),
                      "r"(mark), "r"(v.y)
                      : "memory");
-        asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %2};" ::"l"(to + 1), "r"(v.z),
-                     "r"(mark), "r"(v.w)
+        asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %2};" ::"l"(to + SECOND),
+                     "r"(v.z), "r"(mark), "r"(v.w)
                      : "memory");
     }
 }
@@ -159,7 +168,7 @@ static __device__ inline uint4 ranks_receive_group(const struct k_links &links, 
 
     do {
         low = ranks_load_volatile(at);
-        high = ranks_load_volatile(at + 1);
+        high = ranks_load_volatile(at + SECOND);
     } while ((low.y != mark || low.w != mark || high.y != mark || high.w != mark) &&
              !ranks_gives_up(patience, links));
     return make_uint4(low.x, low.z, high.x, high.z);
@@ -234,13 +243,43 @@ static __global__ void __launch_bounds__(SMALL_THREADS)
 
 /* --- small, with the residual and the first half of the next RMS norm ---------------------- */
 
+/* What follows the sum of a row. */
+struct residual_end {
+    float *residual;
+    const k_bf16 *norm;
+    void *normed;
+    float *sums_out;
+    int dim;
+    bool is_half;
+};
+
+/* Add a group of a row's sums to the residual, and begin the norm; the sum of the squares. */
+static __device__ inline float ranks_add_residual(const struct residual_end &e, size_t row, int g,
+                                                  float *sum)
+{
+    size_t at = row * e.dim + (size_t)g * 8;
+    float square = 0.0f;
+
+    for (int i = 0; i < 8; i++) {
+        float x = e.residual[at + i] + sum[i];
+
+        e.residual[at + i] = x;
+        square += x * x;
+        sum[i] = x * load_bf16(e.norm + (size_t)g * 8 + i);
+    }
+    for (int i = 0; i < 8; i += 2)
+        store_x_two(e.normed, at + i, sum[i], sum[i + 1], e.is_half);
+    return square;
+}
+
 /* One block per row, eight elements per thread at a time. dim is a multiple of 16, so that two
  * neighbouring threads have the 16 elements of a part of sums_out; threads are whole warps. */
-static __global__ void sum_residual_kernel(const k_bf16 *rows, float *residual, const k_bf16 *norm,
-                                           void *normed, bool is_half, float *sums_out, int dim,
+static __global__ void sum_residual_kernel(const k_bf16 *rows,
+                                           const __grid_constant__ struct residual_end e,
                                            const __grid_constant__ struct k_links links)
 {
-    size_t row = blockIdx.x, first_group = row * (dim / 8);
+    int n_groups = e.dim / 8;
+    size_t row = blockIdx.x, first_group = row * n_groups;
     struct patience patience = {0, 0};
     uint64_t call, since_ns;
 
@@ -250,32 +289,24 @@ static __global__ void sum_residual_kernel(const k_bf16 *rows, float *residual, 
     wait_for_previous();
     call = ranks_call_number(links);
     since_ns = ranks_now_ns();
-    for (int g = threadIdx.x; g < dim / 8; g += blockDim.x)
+    for (int g = threadIdx.x; g < n_groups; g += blockDim.x)
         ranks_push_group(links, call, first_group + g,
                          *(const uint4 *)(rows + (first_group + g) * 8));
-    for (int base = 0; base < dim / 8; base += blockDim.x) {
+    for (int base = 0; base < n_groups; base += blockDim.x) {
         int g = base + threadIdx.x;
-        bool is_mine = g < dim / 8;
-        size_t at = (first_group + g) * 8;
-        float sum[8], square = 0.0f;
+        bool is_mine = g < n_groups;
+        float square = 0.0f;
 
         if (is_mine) {
-            uint4 own = *(const uint4 *)(rows + at);
+            uint4 own = *(const uint4 *)(rows + (first_group + g) * 8);
+            float sum[8];
 
             ranks_sum_group(sum, links, call, first_group + g, own, &patience);
-            for (int i = 0; i < 8; i++) {
-                float x = residual[at + i] + sum[i];
-
-                residual[at + i] = x;
-                square += x * x;
-                sum[i] = x * load_bf16(norm + (size_t)g * 8 + i);
-            }
-            for (int i = 0; i < 8; i += 2)
-                store_x_two(normed, at + i, sum[i], sum[i + 1], is_half);
+            square = ranks_add_residual(e, row, g, sum);
         }
         square += __shfl_xor_sync(~0U, square, 1);
         if (is_mine && g % 2 == 0)
-            sums_out[row * (dim / 16) + g / 2] = square;
+            e.sums_out[row * (e.dim / 16) + g / 2] = square;
     }
     ranks_end_call(links, call, since_ns);
 }
@@ -329,13 +360,22 @@ static __device__ void ranks_sum_slice(const struct all_rows &rows, const struct
     for (size_t base = first; base < last; base += (size_t)AT_ONCE * blockDim.x) {
         float sum[AT_ONCE][8] = {};
 
-        for (int from = 0; from < links.n; from++) {
-            uint4 v[AT_ONCE];
+        for (int from = 0; from < links.n; from += RANKS_AT_ONCE) {
+            uint4 v[RANKS_AT_ONCE][AT_ONCE];
 
-            ranks_load_groups(v, rows.of[from], base, last);
 #pragma unroll
-            for (int i = 0; i < AT_ONCE; i++)
-                ranks_add_group(sum[i], v[i]);
+            for (int r = 0; r < RANKS_AT_ONCE; r++) {
+                if (from + r < links.n)
+                    ranks_load_groups(v[r], rows.of[from + r], base, last);
+            }
+#pragma unroll
+            for (int r = 0; r < RANKS_AT_ONCE; r++) {
+#pragma unroll
+                for (int i = 0; i < AT_ONCE; i++) {
+                    if (from + r < links.n)
+                        ranks_add_group(sum[i], v[r][i]);
+                }
+            }
         }
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
@@ -379,6 +419,44 @@ static __global__ void __launch_bounds__(LARGE_THREADS, 2)
     ranks_end_call(links, call, since_ns);
 }
 
+/* The same with the residual and the first half of the next RMS norm. A block has a row, of which
+ * each rank's block adds a part; when they have met again the whole sum, rounded, is in this rank's
+ * own rows. */
+static __global__ void __launch_bounds__(LARGE_THREADS, 2)
+    sum_residual_large_kernel(const __grid_constant__ struct all_rows rows,
+                              const __grid_constant__ struct residual_end e,
+                              const __grid_constant__ struct k_links links)
+{
+    size_t n_groups = e.dim / 8, row = blockIdx.x, first = row * n_groups;
+    uint64_t call, since_ns;
+
+    let_next_begin();
+    wait_for_previous();
+    call = ranks_call_number(links);
+    since_ns = ranks_now_ns();
+    ranks_meet(links, call, 0);
+    ranks_sum_slice(rows, links, first + n_groups * links.rank / links.n,
+                    first + n_groups * (links.rank + 1) / links.n);
+    ranks_meet(links, call, 1);
+    for (int base = 0; base < (int)n_groups; base += LARGE_THREADS) {
+        int g = base + threadIdx.x;
+        bool is_mine = g < (int)n_groups;
+        float square = 0.0f;
+
+        if (is_mine) {
+            float sum[8] = {};
+
+            ranks_add_group(sum,
+                            ranks_load_volatile((const uint4 *)rows.of[links.rank] + first + g));
+            square = ranks_add_residual(e, row, g, sum);
+        }
+        square += __shfl_xor_sync(~0U, square, 1);
+        if (is_mine && g % 2 == 0)
+            e.sums_out[row * (e.dim / 16) + g / 2] = square;
+    }
+    ranks_end_call(links, call, since_ns);
+}
+
 /* --- columns ------------------------------------------------------------------------------ */
 
 /* Four elements per thread at a time. */
@@ -406,7 +484,8 @@ int k_sum_ranks(k_bf16 *const rows[K_RANKS_MAX], size_t n, const struct k_links 
 {
     struct all_rows all = {};
 
-    if (n * sizeof(k_bf16) <= SMALL_MAX) {
+    if (n * sizeof(k_bf16) * (links->n - 1) <= SMALL_MAX &&
+        n * sizeof(k_bf16) <= K_SUM_SMALL_BYTES) {
         size_t blocks = ((n + 7) / 8 + SMALL_THREADS - 1) / SMALL_THREADS;
 
         return K_LAUNCH(sum_small_kernel, (unsigned)std::min<size_t>(blocks, LARGE_BLOCKS),
@@ -428,24 +507,39 @@ int k_gather_ranks(float *all, const float *part, int n, int width, const struct
                     0, stream, all, part, n, width, *links);
 }
 
-int k_sum_residual(const struct k_product *p, int n, const struct k_links *links, k_stream stream)
+/* Launched while the previous kernel still runs. */
+template <class... P, class... A>
+static int ranks_launch_early(void (*kernel)(P...), int blocks, int threads, k_stream stream,
+                              A... args)
 {
-    int dim = p->w->n_out, threads = std::min((dim / 8 + 31) / 32 * 32, 1024);
     cudaLaunchAttribute attribute = {};
     cudaLaunchConfig_t config = {};
 
-    if (dim % 16 != 0 || (size_t)n * dim * sizeof(k_bf16) > K_SUM_SMALL_BYTES)
-        return -1;
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
-    config.gridDim = dim3((unsigned)n);
+    config.gridDim = dim3((unsigned)blocks);
     config.blockDim = dim3((unsigned)threads);
     config.stream = (cudaStream_t)stream;
     config.attrs = &attribute;
     config.numAttrs = k_is_portable() ? 0 : 1;
-    return cudaLaunchKernelEx(&config, sum_residual_kernel, (const k_bf16 *)p->y, p->residual,
-                              (const k_bf16 *)p->norm, p->normed, p->y_is_half, p->sums_out, dim,
-                              *links) == cudaSuccess
-               ? 0
-               : -1;
+    return cudaLaunchKernelEx(&config, kernel, args...) == cudaSuccess ? 0 : -1;
+}
+
+int k_sum_residual(const struct k_product *p, k_bf16 *const rows[K_RANKS_MAX], int n,
+                   const struct k_links *links, k_stream stream)
+{
+    int dim = p->w->n_out, threads = std::min((dim / 8 + 31) / 32 * 32, 1024);
+    size_t bytes = (size_t)n * dim * sizeof(k_bf16);
+    struct residual_end e = {p->residual, (const k_bf16 *)p->norm, p->normed, p->sums_out, dim,
+                             p->y_is_half};
+    struct all_rows all = {};
+
+    if (dim % 16 != 0 || bytes > K_SUM_SMALL_BYTES)
+        return -1;
+    if (bytes * (links->n - 1) <= SMALL_RESIDUAL_MAX || n > LARGE_BLOCKS)
+        return ranks_launch_early(sum_residual_kernel, n, threads, stream,
+                                  (const k_bf16 *)rows[links->rank], e, *links);
+    for (int r = 0; r < links->n; r++)
+        all.of[r] = rows[r];
+    return ranks_launch_early(sum_residual_large_kernel, n, LARGE_THREADS, stream, all, e, *links);
 }

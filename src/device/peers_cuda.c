@@ -350,23 +350,30 @@ static void peers_sum_nccl(struct cuda *c, void *rows, size_t n_elems)
         cuda_keep(c, ERR_GPU, "a sum of ranks");
 }
 
+/* The rows of all ranks, of which `rows` are this one's. */
+static void peers_rows(const struct cuda *c, void *rows, size_t n_elems, k_bf16 *all[K_RANKS_MAX])
+{
+    const struct peers *peers = c->peers;
+    int idx = peers_shared_idx(c, rows);
+
+    for (int i = 0; i < peers->n; i++) {
+        must(n_elems * sizeof(k_bf16) <= peers->shared[i][idx].bytes);
+        all[i] = (k_bf16 *)peers->shared[i][idx].memory;
+    }
+}
+
 void peers_sum(struct device *d, void *rows, int n, int width)
 {
     struct cuda *gpu = cuda_of(d);
     const struct k_links *links = peers_links(gpu);
     size_t n_elems = (size_t)n * (size_t)width;
     k_bf16 *all[K_RANKS_MAX] = {NULL};
-    int idx;
 
     if (gpu->peers->nccl != NULL) {
         peers_sum_nccl(gpu, rows, n_elems);
         return;
     }
-    idx = peers_shared_idx(gpu, rows);
-    for (int i = 0; i < links->n; i++) {
-        must(n_elems * sizeof(k_bf16) <= gpu->peers->shared[i][idx].bytes);
-        all[i] = (k_bf16 *)gpu->peers->shared[i][idx].memory;
-    }
+    peers_rows(gpu, rows, n_elems, all);
     cuda_keep(gpu, k_sum_ranks(all, n_elems, links, gpu->stream), "a sum of ranks");
 }
 
@@ -393,10 +400,15 @@ void peers_gather(struct device *d, float *all, const float *part, int n, int wi
 void peers_sum_residual(struct device *d, const struct k_product *p, int n)
 {
     struct cuda *gpu = cuda_of(d);
+    const struct k_links *links = peers_links(gpu);
+    size_t n_elems = (size_t)n * (size_t)p->w->n_out;
+    k_bf16 *all[K_RANKS_MAX] = {(k_bf16 *)p->y};
 
     if (gpu->peers->nccl != NULL)
-        peers_sum_nccl(gpu, p->y, (size_t)n * (size_t)p->w->n_out);
-    cuda_keep(gpu, k_sum_residual(p, n, peers_links(gpu), gpu->stream), "a sum of ranks");
+        peers_sum_nccl(gpu, p->y, n_elems);
+    else
+        peers_rows(gpu, p->y, n_elems, all);
+    cuda_keep(gpu, k_sum_residual(p, all, n, links, gpu->stream), "a sum of ranks");
 }
 
 /* --- ids -------------------------------------------------------------------------------- */
