@@ -564,6 +564,7 @@ static void publish_load(const struct engine *e, struct wire_lane *w)
     atomic_store_explicit(&w->n_waiting, (uint32_t)sched_n_waiting(&e->sched),
                           memory_order_relaxed);
     atomic_store_explicit(&w->todo_tokens, e->admission.todo_tokens, memory_order_relaxed);
+    atomic_store_explicit(&w->n_fronts, (uint32_t)e->admission.n_lanes, memory_order_relaxed);
 }
 
 /* The state that fronts see: they refuse requests while the engine drains. */

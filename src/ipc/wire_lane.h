@@ -193,6 +193,7 @@ struct wire_lane {
     _Atomic uint32_t n_waiting;                       /* [W: engine] */
     _Atomic uint32_t todo_tokens;                     /* [W: engine] of prompts that run or wait:
                                                        * tokens still to be computed, at most */
+    _Atomic uint32_t n_fronts;                        /* [W: engine] that are attached to it */
     _Atomic uint32_t retry_after_s;                   /* [W: engine] for a 429, derived from its
                                                        * rate */
     _Atomic uint32_t room_reqs;   /* [W: engine] requests this front may queue; falls as the queue

@@ -370,6 +370,39 @@ static void test_turns(void)
     world_close(&w);
 }
 
+/* Other fronts send as many as this one between two looks of an engine: of four fronts each closes
+ * a quarter of the gap to an engine with less to do. */
+static void test_crowd(void)
+{
+    struct wire_request r = {.n_tokens = 1000};
+    int32_t tokens[1000] = {0};
+    uint64_t gap = 4 * 4 * (1000 + 64), n_sent = 0;
+    enum wire_refusal why;
+    struct world w;
+
+    world_open_all(&w);
+    for (int i = 0; i < N; i++) {
+        struct wire_lane *lane = w.fakes[i].lane.shared;
+
+        atomic_store(&lane->room_reqs, PLENTY);
+        atomic_store(&lane->heartbeat_us, NOW_US);
+        atomic_store(&lane->n_fronts, 4);
+        atomic_store(&lane->todo_tokens, i == 1 ? 0 : (uint32_t)gap);
+    }
+    for (struct link *link;
+         (link = engines_choose(&w.engines, &r, NULL, NOW_US, &why)) == &w.engines.links[1];
+         n_sent++) {
+        int64_t slot = link_claim(link, r.tenant);
+
+        must_ok(lane_submit(&link->lane, (uint32_t)slot, r, tokens, NULL));
+        link->unpublished = true;
+        link_publish(link);
+    }
+    ok(n_sent >= 4 && n_sent <= 5, "of four fronts each closes a quarter of a gap: %llu requests",
+       (unsigned long long)n_sent);
+    world_close(&w);
+}
+
 /* --- what each engine has --------------------------------------------------------------------- */
 
 #define LOOK_TOKENS (PAGE_TOKENS * 150 + 3)
@@ -504,6 +537,7 @@ int main(void)
     test_attach();
     test_choices();
     test_turns();
+    test_crowd();
     test_look(seed);
     test_state();
     return tap_done();
