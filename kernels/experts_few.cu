@@ -279,11 +279,32 @@ static __device__ inline void few_box(float (&acc)[4], const few_parts<FORMAT> &
     acc[3] = __fmaf_rn(part[3], scales.y, acc[3]);
 }
 
-/* Eight elements of a row of x for a run of 32 columns of each lane: it has the columns 8 q .. of a
- * run, of which the first four go with a word of codes and the others with the next one. */
+/* Rows of x for MXFP4: RUNS runs of 32 columns of each column, loaded that far ahead, across the
+ * borders of boxes: a load from the L1 cache takes as long as a run's product. */
+template <int NT> struct few_ahead {
+    static const int RUNS = 8 / NT;
+    uint4 x[RUNS][NT];
+};
+
+#define BOX_RUNS 8 /* of 32 columns */
+
+/* Load run `run` of a box; runs 8 .. are those of the warp's next box. */
+template <int NT>
+static __device__ inline void few_load_run(few_ahead<NT> &f, const k_bf16 *const (&x)[NT], int box,
+                                           int run, int n_in)
+{
+    int col = (box + run / BOX_RUNS * 2) * (2 * K_MXFP4_COLS) + run % BOX_RUNS * K_MXFP4_GROUP;
+
+#pragma unroll
+    for (int i = 0; i < NT; i++)
+        f.x[run % few_ahead<NT>::RUNS][i] = few_input(x[i], col + threadIdx.x % 4 * 8, n_in);
+}
+
+/* Multiply a run: a lane has the columns 8 q .. of it, of which the first four go with a word of
+ * codes and the others with the next one. */
 template <int NT>
 static __device__ inline void few_run(float (&acc)[NT][4], uint32_t first, uint32_t second,
-                                      uint2 powers, const k_bf16 *const (&x)[NT], int col)
+                                      uint2 powers, const uint4 (&x)[NT])
 {
     uint32_t w[2][4];
 
@@ -291,30 +312,35 @@ static __device__ inline void few_run(float (&acc)[NT][4], uint32_t first, uint3
     mxfp4_operand(w[1], second, powers.x, powers.y);
 #pragma unroll
     for (int i = 0; i < NT; i++) {
-        uint4 of_x = *(const uint4 *)(x[i] + col + threadIdx.x % 4 * 8);
-
-        experts_multiply(acc[i], w[0][0], w[0][1], w[0][2], w[0][3], of_x.x, of_x.y);
-        experts_multiply(acc[i], w[1][0], w[1][1], w[1][2], w[1][3], of_x.z, of_x.w);
+        experts_multiply(acc[i], w[0][0], w[0][1], w[0][2], w[0][3], x[i].x, x[i].y);
+        experts_multiply(acc[i], w[1][0], w[1][1], w[1][2], w[1][3], x[i].z, x[i].w);
     }
 }
 
-/* Multiply a box of MXFP4 by all columns. It ends with a whole run. */
+/* Multiply a box of MXFP4 by all columns. It ends with a whole run; past it x is 0 and w is some
+ * finite number. Runs are added up in two turns, so that the chain of products is half as long. */
 template <int NT>
-static __device__ inline void few_records(float (&acc)[NT][4], const char *box,
-                                          const k_bf16 *const (&x)[NT], int col, int n_in)
+static __device__ inline void few_records(float (&acc)[NT][4], float (&odd)[NT][4],
+                                          few_ahead<NT> &f, const char *stage,
+                                          const k_bf16 *const (&x)[NT], int box, int n_in)
 {
+    int n_parts =
+        min(4, (n_in - box * 2 * K_MXFP4_COLS + K_MXFP4_COLS / 2 - 1) / (K_MXFP4_COLS / 2));
+
 #pragma unroll
-    for (int part = 0; part < 4; part++, col += K_MXFP4_COLS / 2) {
-        const char *record = box + part / 2 * K_MXFP4_RECORD;
+    for (int part = 0; part < 4; part++) {
+        const char *record = stage + part / 2 * K_MXFP4_RECORD;
         uint4 codes;
 
-        if (col >= n_in)
+        if (part >= n_parts)
             break;
         codes = mxfp4_codes(record, part % 2);
-        few_run<NT>(acc, codes.x, codes.y, mxfp4_powers(record, part % 2 * 2), x, col);
-        if (col + K_MXFP4_GROUP < n_in)
-            few_run<NT>(acc, codes.z, codes.w, mxfp4_powers(record, part % 2 * 2 + 1), x,
-                        col + K_MXFP4_GROUP);
+        few_run<NT>(acc, codes.x, codes.y, mxfp4_powers(record, part % 2 * 2),
+                    f.x[2 * part % few_ahead<NT>::RUNS]);
+        few_load_run<NT>(f, x, box, 2 * part + few_ahead<NT>::RUNS, n_in);
+        few_run<NT>(NT <= 2 ? odd : acc, codes.z, codes.w, mxfp4_powers(record, part % 2 * 2 + 1),
+                    f.x[(2 * part + 1) % few_ahead<NT>::RUNS]);
+        few_load_run<NT>(f, x, box, 2 * part + 1 + few_ahead<NT>::RUNS, n_in);
     }
 }
 
@@ -411,7 +437,8 @@ static __device__ inline void few_columns(few_ring &r, const CUtensorMap *map, c
     const float *high =
         p.scales + (own + few_row(p, it.tile, g + 8)) / EXPERTS_BLOCK * p.scale_cols;
     const k_bf16 *x[NT];
-    float acc[NT][4] = {}, factors[NT][2];
+    float acc[NT][4] = {}, odd[NT][4] = {}, factors[NT][2];
+    few_ahead<NT> ahead;
 
 #pragma unroll
     for (int i = 0; i < NT * 2; i++)
@@ -420,13 +447,18 @@ static __device__ inline void few_columns(few_ring &r, const CUtensorMap *map, c
 #pragma unroll
     for (int i = 0; i < NT; i++)
         x[i] = p.x + (size_t)experts_row(p, first + min(i * 8 + g, n - 1)) * p.n_in;
+    if constexpr (FORMAT == EXPERTS_MXFP4) {
+#pragma unroll
+        for (int run = 0; run < few_ahead<NT>::RUNS; run++)
+            few_load_run<NT>(ahead, x, warp % 2, run, p.n_in);
+    }
 #pragma unroll 1
     for (int box = warp % 2; box < a.n_boxes; box += 2) {
         const char *stage = r.boxes + r.stage * few_box_bytes<FORMAT>();
 
         if constexpr (FORMAT == EXPERTS_MXFP4) {
             barrier_wait(&r.full[r.stage], r.parity);
-            few_records<NT>(acc, stage, x, box * few_box_elems<FORMAT>(), p.n_in);
+            few_records<NT>(acc, odd, ahead, stage, x, box, p.n_in);
             few_next<FORMAT>(r, map, a, warp);
         } else {
             few_column<FORMAT> begun = few_inputs<FORMAT>(x[0], box, p.n_in);
@@ -441,6 +473,11 @@ static __device__ inline void few_columns(few_ring &r, const CUtensorMap *map, c
             for (int i = 1; i < NT; i++)
                 few_box<FORMAT>(acc[i], w, few_inputs<FORMAT>(x[i], box, p.n_in), scales);
         }
+    }
+    if constexpr (FORMAT == EXPERTS_MXFP4 && NT <= 2) {
+#pragma unroll
+        for (int i = 0; i < NT * 4; i++)
+            acc[i / 4][i % 4] += odd[i / 4][i % 4];
     }
     few_add_halves<NT>(acc, sums, warp);
     if (warp % 2 == 0)
