@@ -20,13 +20,15 @@ static inline void bench_stop(const char *what)
 }
 
 /* The folder is argv[1]; argv[at] and what follows may be [TABLE [DEVICE [QUANTIZATION]]]. The
- * environment's RANKS is the number of GPUs. Of o are the sizes. */
+ * environment's RANKS is the number of GPUs of a stage, STAGES that of stages. Of o are the
+ * sizes. */
 static inline struct model *bench_open(int argc, char **argv, int at, struct model_options o)
 {
-    const char *n_ranks = getenv("RANKS");
+    const char *n_ranks = getenv("RANKS"), *n_stages = getenv("STAGES");
     struct model *m = NULL;
 
     o.n_ranks = n_ranks == NULL ? 1 : (int)strtol(n_ranks, NULL, 10);
+    o.n_stages = n_stages == NULL ? 1 : (int)strtol(n_stages, NULL, 10);
     o.dir = argv[1];
     o.dummy_weights = true;
     o.gemm_table = argc > at ? argv[at] : NULL;

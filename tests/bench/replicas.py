@@ -4,10 +4,11 @@ own, beside one engine; whole servers with nginx. Weights are random; prompts ar
 different.
 
     builddir=BUILD tests/bench/replicas.py [--model tests/bench/llama-3.1-8b] [--engines 1,2]
-        [--at-once 256] [--requests 512] [--input 1024] [--output 1024] [--device cuda]
+        [--at-once 256] [--requests 512] [--input 1024] [--output 1024] [--device cuda] [--watch]
 
---at-once and --requests are those of one engine. Prints a line per number of engines; every answer
-must be whole, or the exit status is 1."""
+--at-once and --requests are those of one engine, which has some places more, so that an engine with
+one request more than another does not compute the last one alone. Prints a line per number of
+engines; every answer must be whole, or the exit status is 1."""
 import asyncio
 import json
 import statistics
@@ -21,6 +22,7 @@ p = parser()
 p.add_argument("--engines", default="1,2")
 for name, preset in (("at-once", 256), ("requests", 512), ("input", 1024), ("output", 1024)):
     p.add_argument("--" + name, type=int, default=preset)
+p.add_argument("--watch", action="store_true", help="requests of each engine, every second")
 p.add_argument("--engine-arg", action="append", default=[], help="one more argument of the engines")
 a = parse(p)
 
@@ -55,11 +57,31 @@ async def load(s, n_requests, at_once, first):
     return tokens / (time.monotonic() - began), statistics.median(took)
 
 
+async def watch(s):
+    """Running and waiting requests of each engine, every second until it is cancelled."""
+    began = time.monotonic()
+    while True:
+        await asyncio.sleep(1)
+        m = await asyncio.to_thread(s.metrics)
+        of = lambda name: [v for k, v in sorted(m.items()) if k.startswith(name + "{")]
+        print("# %4.1f s: %s" % (time.monotonic() - began, " ".join(
+            "%d+%d" % each for each in zip(of("vllm:num_requests_running"),
+                                           of("vllm:num_requests_waiting")))), flush=True)
+
+
+async def watched(s, n_requests, at_once):
+    task = asyncio.create_task(watch(s)) if a.watch else None
+    result = await load(s, n_requests, at_once, 0)
+    if task:
+        task.cancel()
+    return result
+
+
 def measure(n):
-    engine = dummy(a.model, a.input + a.output + 64) + ["--max-num-seqs", a.at_once] + a.engine_arg
+    engine = dummy(a.model, a.input + a.output + 64) + ["--max-num-seqs", a.at_once + 16] + a.engine_arg
     with Stack(engine=engine, n_fronts=4, n_engines=n, own_gpus=True) as s:
         asyncio.run(load(s, 16 * n, 16 * n, 1 << 20))  # warm
-        rate, seconds = asyncio.run(load(s, a.requests * n, a.at_once * n, 0))
+        rate, seconds = asyncio.run(watched(s, a.requests * n, a.at_once * n))
         each = [v for k, v in sorted(s.metrics().items())
                 if k.startswith("vllm:generation_tokens_total")]
     print("%d engines: %.0f output tok/s; a request %.1f s (median); tokens of each engine: %s"

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """64 streams of every kind while the engine is killed at random moments: each ends with [DONE] and,
 byte for byte, with its undisturbed text; nothing leaks and the counters add up. Two kills per
-round, ROUNDS rounds (10); on a slow machine those that begin within ROUNDS_SECONDS (600), five at
+round, ROUNDS rounds (5); on a slow machine those that begin within ROUNDS_SECONDS (600), five at
 least."""
 
 import os
@@ -15,7 +15,7 @@ from harness import DEVICE, Stack, Tap, crowd, draw_seed, need_nginx, until
 need_nginx()
 tap = Tap()
 chat = "/v1/chat/completions"
-ROUNDS = int(os.environ.get("ROUNDS") or 10)
+ROUNDS = int(os.environ.get("ROUNDS") or 5)
 SECONDS = float(os.environ.get("ROUNDS_SECONDS") or 600)
 draw_seed(tap)
 LONG = 120 if DEVICE == "cpu" else 1500
