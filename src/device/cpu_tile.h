@@ -189,8 +189,12 @@ INLINED void block(float *y, const float *x, const struct cpu_matmul *m, int out
     lanes sum[TILE_ROWS * TILE_OUTS] = {0};
     float folded[TILE_ROWS * TILE_OUTS];
     int n_in = m->n_in, k = 0;
+    size_t step = m->w_bytes * LANES / (size_t)n_in; /* bytes of LANES weights */
 
     for (; k + LANES <= n_in; k += LANES) {
+        /* The next tile's weights: a processor's own guess ends with each short row. */
+        for (int j = 0; rows == 1 && j < outs; j++)
+            __builtin_prefetch(w + (size_t)(outs + j) * m->w_bytes + (size_t)k / LANES * step);
         for (int p = 0; p < PARTS; p++) {
             part b[TILE_OUTS];
 
