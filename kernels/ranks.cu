@@ -44,7 +44,7 @@
 #define LARGE_BLOCKS  128 /* one flag each; all are resident at once (132 multiprocessors) */
 /* Bytes of rows times peers: pushed data is twice as long. Beyond it the large protocol is faster;
  * with the residual it does without a kernel for that. */
-#define SMALL_MAX          ((size_t)1536 << 10)
+#define SMALL_MAX          ((size_t)1 << 20)
 #define SMALL_RESIDUAL_MAX ((size_t)2048 << 10)
 #define AT_ONCE            2 /* groups that a thread has in flight from a rank, */
 #define RANKS_AT_ONCE      4 /* and from how many ranks */

@@ -15,7 +15,7 @@ from harness import DEVICE, Stack, Tap, crowd, need_nginx, until
 need_nginx()
 tap = Tap()
 SEED = int(os.environ.get("SEED", "1"))
-N_REQUESTS = int(os.environ.get("N_REQUESTS", "150"))
+N_REQUESTS = int(os.environ.get("N_REQUESTS", "100"))
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 METHODS = ['{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 2, '
            '"prompt_lookup_max": 4}', '{"method": "suffix"}']

@@ -3,7 +3,7 @@
 goes where its prefix is, and nothing of a stream is lost, wrong or doubled when engines are killed,
 drain, sleep, hang or never come back. Nothing is measured in time.
 
-KILLS rounds (6) of two kills each among 24 streams."""
+KILLS rounds (3) of two kills each among 24 streams."""
 
 import os
 import random
@@ -23,7 +23,7 @@ PATH = "/v1/completions"
 CHAT = "/v1/chat/completions"
 KEY = "an-operators-own-key-0123456789"
 PAGE = 16
-KILLS = int(os.environ.get("KILLS") or 6)
+KILLS = int(os.environ.get("KILLS") or 3)
 keyfile = tempfile.NamedTemporaryFile("w", suffix=".key")
 keyfile.write(KEY + "\n")
 keyfile.flush()
