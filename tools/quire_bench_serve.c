@@ -503,7 +503,7 @@ static const char serve_usage[] =
     "  --save-detailed                          in it the times of each request\n"
     "  --label TEXT                             in it\n\n"
     "random-range-ratio draws both lengths evenly from [N * (1 - R), N * (1 + R)]. sharegpt-like\n"
-    "draws lengths as people's conversations have them: log-normal, medians of 100 in and 145 out,\n"
+    "draws lengths as conversations have them: log-normal, medians of 100 in and 145 out,\n"
     "4 to 1024 tokens. The exit status is 1 if a request failed.\n";
 
 static bool serve_bad(const char *option, const char *value, const char *wanted)
