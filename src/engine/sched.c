@@ -6,12 +6,17 @@
  * at), plus one hash per page of each prompt that is admitted or tried. */
 #include "engine/sched.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "base/mem.h"
 #include "base/must.h"
 
 #define SCHED_TRIES 4 /* sequences without pages that one plan tries: each try hashes the prompt */
+/* The least time of prompts in a step, as a share of that of its decodes. */
+#define SCHED_PROMPT_SHARE 0.25
+/* The least tokens of a chunk: fewer cost a step's kernels as much. */
+#define SCHED_CHUNK_MIN 64
 
 /* Memory for one plan, allocated once. */
 int sched_init(struct sched *s, const struct sched_limits *limits, struct pages *pages)
@@ -99,16 +104,32 @@ void sched_remove(struct sched *s, struct seq *seq)
     seq->state = SEQ_FREE;
 }
 
+/* Add the plan of a sequence to the step's parts, or take it away. */
+static void sched_count(struct sched *s, const struct seq *seq,
+                        void count(const struct cost *, struct cost_step *, int, int, int))
+{
+    int done = seq->n_computed + seq->n_ahead;
+    int n_rows = seq_tells_prompt(seq) ? seq->n_planned : 1 + seq->draft.n;
+
+    if (s->limits.cost == NULL)
+        return;
+    if (!seq_tells_prompt(seq) && done + seq->n_planned < seq->n_tokens + seq->n_pending)
+        n_rows = 0; /* not the last chunk */
+    count(s->limits.cost, &s->load, done, seq->n_planned, n_rows);
+}
+
 /* Take a running sequence's pages and let it wait again. If it is in the plan already, its tokens
  * and rows go back to the budget, for others to take. */
 static void sched_preempt(struct sched *s, struct seq *seq)
 {
     must(seq->n_ahead == 0 && seq->n_pending == 0);
+    if (seq->n_planned > 0) {
+        s->n_planned_tokens -= seq->n_planned;
+        s->n_planned_rows -= seq_tells_prompt(seq) ? seq->n_planned - 1 : seq->draft.n;
+        sched_count(s, seq, cost_take);
+    }
     sched_run_remove(s, seq);
     sched_drop_pages(s, seq);
-    s->n_planned_tokens -= seq->n_planned;
-    if (seq->n_planned > 0)
-        s->n_planned_rows -= seq_tells_prompt(seq) ? seq->n_planned - 1 : seq->draft.n;
     seq->n_planned = 0;
     seq->draft.n = 0;
     seq->searched = false; /* a lower tier may have the pages that it loses */
@@ -136,6 +157,7 @@ static bool sched_give(struct sched *s, struct seq *seq, int n)
     seq->n_planned = n;
     s->n_planned_tokens += n;
     s->n_planned_rows += seq_tells_prompt(seq) ? n - 1 : seq->draft.n;
+    sched_count(s, seq, cost_add);
     return true;
 }
 
@@ -160,9 +182,41 @@ static int sched_lacks(const struct sched *s, const struct seq *seq)
     return seq->n_tokens + seq->n_pending - seq->n_computed - seq->n_ahead;
 }
 
-/* How many tokens seq may compute now: limited by the budget that is left, by the share of a long
- * prompt, and by the rows that are left if the log probabilities of prompt tokens are wanted. */
-static int sched_share(const struct sched *s, const struct seq *seq)
+/* Whether a prompt is long depends on the tokens that it lacks, so its last chunk is not. */
+static bool sched_is_long(const struct sched *s, const struct seq *seq)
+{
+    return sched_lacks(s, seq) > s->limits.long_prefill_tokens;
+}
+
+/* Has the step time for a chunk of a prompt? The first one always has some. */
+static bool sched_has_time(const struct sched *s)
+{
+    struct cost_step more = s->load;
+
+    if (s->limit_us <= 0.0 || s->load.n_chunks == 0)
+        return true;
+    cost_add(s->limits.cost, &more, 0, SCHED_CHUNK_MIN, 1);
+    return cost_us(s->limits.cost, &more) <= s->limit_us;
+}
+
+/* Of n tokens of a prompt, those that the step has time for. */
+static int sched_in_time(const struct sched *s, const struct seq *seq, int n)
+{
+    int done = seq->n_computed + seq->n_ahead, fits;
+    double limit_us = s->limit_us;
+
+    if (limit_us <= 0.0 || n <= SCHED_CHUNK_MIN)
+        return n;
+    if (s->has_others && !s->long_is_last && sched_is_long(s, seq))
+        limit_us -= fmax(0.0, limit_us - cost_us(s->limits.cost, &s->load)) / 2.0;
+    fits = cost_fits(s->limits.cost, &s->load, done, n, limit_us);
+    return fits < SCHED_CHUNK_MIN ? SCHED_CHUNK_MIN : fits;
+}
+
+/* How many tokens seq may compute now: limited by the budget that is left, by the time that is left,
+ * by the share of a long prompt, and by the rows that are left if the log probabilities of prompt
+ * tokens are wanted. */
+static int sched_share(struct sched *s, const struct seq *seq)
 {
     int n = sched_lacks(s, seq);
     int left = s->limits.max_num_batched_tokens - s->n_planned_tokens;
@@ -170,6 +224,14 @@ static int sched_share(const struct sched *s, const struct seq *seq)
 
     if (!alone && n > s->limits.long_prefill_tokens)
         n = s->limits.long_prefill_tokens;
+    if (n > left)
+        n = left;
+    if (n > 1) {
+        int in_time = sched_in_time(s, seq, n);
+
+        s->is_limited = s->is_limited || in_time < n;
+        n = in_time;
+    }
     /* One row per token. Each running sequence needs one row anyway, and half of the rest is left
      * for sequences that are admitted later in this plan. */
     if (seq_tells_prompt(seq)) {
@@ -180,15 +242,7 @@ static int sched_share(const struct sched *s, const struct seq *seq)
         if (n > seq->chunk_max)
             n = seq->chunk_max;
     }
-    if (n > left)
-        n = left;
     return tables_clip(&s->tables, seq, n);
-}
-
-/* Whether a prompt is long depends on the tokens that it lacks, so its last chunk is not. */
-static bool sched_is_long(const struct sched *s, const struct seq *seq)
-{
-    return sched_lacks(s, seq) > s->limits.long_prefill_tokens;
 }
 
 /* The passes over the running sequences. */
@@ -247,6 +301,10 @@ static void sched_plan_running(struct sched *s, enum sched_pass pass)
 
         if (!sched_is_due(s, seq, pass))
             continue;
+        if (pass != SCHED_DECODES && !sched_has_time(s)) {
+            s->is_limited = true;
+            return;
+        }
         n = sched_share(s, seq);
         /* The budget is used up: the sequences after it get nothing either, or they would
          * overtake. */
@@ -300,11 +358,11 @@ static bool sched_admit(struct sched *s, struct seq *seq)
     return true;
 }
 
-/* A place is a row of the next step and a token of its budget. */
+/* A place is a row of the next step, a token of its budget, and time for a chunk. */
 static bool sched_has_place(const struct sched *s)
 {
     return s->n_running + s->n_planned_rows < s->limits.max_num_seqs &&
-           s->n_planned_tokens < s->limits.max_num_batched_tokens;
+           s->n_planned_tokens < s->limits.max_num_batched_tokens && sched_has_time(s);
 }
 
 /* May seq be admitted before `blocked`, which found no pages? Only short ones of equal priority. */
@@ -374,11 +432,47 @@ static void sched_displace(struct sched *s)
         sched_preempt(s, seq);
 }
 
+/* Prepare the limit of the plan's time, before anything is planned. With a step's tokens pending, a
+ * sequence decodes although it lacks none. */
+static double sched_target_us(struct sched *s)
+{
+    int n_prompts = sched_n_waiting(s), n_decodes = 0;
+
+    for (int i = 0; i < s->n_running; i++) {
+        const struct seq *seq = s->running[i];
+        bool decodes = seq->n_pending > 0 || sched_lacks(s, seq) == 1;
+
+        if (!seq->paused) {
+            n_decodes += decodes;
+            n_prompts += !decodes;
+        }
+    }
+    s->has_others = n_prompts > 1;
+    s->is_limited = false;
+    s->limit_us = 0.0;
+    s->load = (struct cost_step){0};
+    if (n_decodes == 0 || s->limits.cost == NULL)
+        return 0.0;
+    return cost_target_us(s->limits.cost, s->limits.itl_target_ms, s->limits.n_stages);
+}
+
+/* The decodes are planned: what they leave of the target is for prompts, and at least their share. */
+static void sched_limit(struct sched *s, double target_us)
+{
+    double decodes_us;
+
+    if (target_us <= 0.0)
+        return;
+    decodes_us = cost_us(s->limits.cost, &s->load);
+    s->limit_us = fmax(target_us, decodes_us * (1.0 + SCHED_PROMPT_SHARE));
+}
+
 /* The plan starts empty; each walk below adds to it and may preempt. A preemption ends admission
  * for this plan, because the pages that it freed are needed by running sequences. */
 void sched_plan(struct sched *s)
 {
     uint64_t preempted;
+    double target_us;
     bool passed;
 
     for (int i = 0; i < s->n_running; i++)
@@ -387,6 +481,8 @@ void sched_plan(struct sched *s)
     s->n_planned_tokens = 0;
     s->n_planned_rows = 0;
     s->long_planned = false;
+    s->long_is_last = false;
+    target_us = sched_target_us(s);
     must(s->tables.n_copies == 0);
     /* States are copied before any page is given away: a snapshot needs free pages too. */
     for (int i = 0; i < s->n_running; i++)
@@ -394,8 +490,10 @@ void sched_plan(struct sched *s)
     sched_displace(s);
     preempted = s->n_preemptions;
     sched_plan_running(s, SCHED_DECODES);
+    sched_limit(s, target_us);
     sched_plan_running(s, SCHED_PROMPTS);
     passed = s->n_preemptions == preempted && sched_plan_waiting(s);
+    s->long_is_last = true;
     sched_plan_running(s, SCHED_REST);
     s->long_planned = false;
     if (passed && s->n_preemptions == preempted)

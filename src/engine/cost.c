@@ -1,0 +1,297 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The filter works on dimensionless factors around 1, so one deviation and one growth suit all
+ * parts. With x the parts' times at factor 1, and P the covariance of the factors:
+ *
+ *   foretold = x . factor,  gain = P x / (x . P x + noise),  factor += gain * (taken - foretold)
+ *
+ * Between two knots a step's tokens have the whole of all parts below and a share of the one that
+ * they are in; as no factor is negative, the line through the knots never falls.
+ *
+ * Source: recursive least squares as a Kalman filter of a random walk, Haykin, Adaptive Filter
+ * Theory, chapter 14. */
+#include "engine/cost.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/must.h"
+
+#define COST_GUESS_SPREAD 2.0  /* of a factor before anything is measured */
+#define COST_DOUBT_SPREAD 10.0 /* and where no trials are made */
+#define COST_DOUBT_DRIFT  1e-2 /* variance that a step adds there */
+#define COST_START_SPREAD 0.3 /* and after the start: clocks and memories of one kind differ less */
+#define COST_DRIFT        2e-6 /* variance that a step adds: 0.3 in some 45,000 steps */
+#define COST_NOISE        0.03 /* deviation of steps of equal parts, of their time */
+#define COST_NOISE_US     30.0 /* and of short ones */
+#define COST_OUTLIER      4.0  /* deviations that a step may be off; more count as these */
+#define COST_ERROR_STEPS  128.0
+#define COST_MARGIN       3.0 /* mean errors, some 2.4 deviations: 99 of 100 steps are within */
+#define COST_MARGIN_MAX   0.25
+#define COST_AUTO_FIXED   8.0 /* see cost_target_us() */
+#define COST_AUTO_MIN_US  20000.0
+#define COST_AUTO_MAX_US  1000000.0
+#define COST_FIRST_KNOT   16
+
+/* First guesses: a GPU of 2023 and a desktop's processor, per second. */
+#define COST_GPU_BYTES 3e12
+#define COST_GPU_FLOPS 4e14
+#define COST_CPU_BYTES 2e10
+#define COST_CPU_FLOPS 1e11
+
+/* Tokens at knot k: 1, 16, 32, ... */
+static double cost_knot(int k)
+{
+    return k == 0 ? 1.0 : (double)(COST_FIRST_KNOT << (k - 1));
+}
+
+void cost_init(struct cost *c, const struct cost_shape *shape)
+{
+    double bytes_us = 1e6 / (shape->is_gpu ? COST_GPU_BYTES : COST_CPU_BYTES);
+    double flops_us = 1e6 / (shape->is_gpu ? COST_GPU_FLOPS : COST_CPU_FLOPS);
+
+    _Static_assert(COST_KNOTS - 1 < 31, "the last knot is an int");
+    *c = (struct cost){.shape = *shape, .least = 0.01, .most = 100.0};
+    c->unit_us[COST_FIXED] = 50.0 + shape->weight_bytes * bytes_us;
+    /* One unit of a part between knots is the whole way from the one to the other. */
+    for (int k = 0; k + 1 < COST_KNOTS; k++)
+        c->unit_us[COST_PRODUCTS + k] =
+            (cost_knot(k + 1) - cost_knot(k)) * shape->token_flops * flops_us;
+    c->unit_us[COST_DECODE_KEYS] = shape->key_bytes * bytes_us;
+    c->unit_us[COST_PROMPT_PAIRS] = shape->pair_flops * flops_us;
+    c->unit_us[COST_PROMPT_KEYS] = shape->key_bytes * bytes_us;
+    c->unit_us[COST_ROWS] = 1.0 + shape->row_flops * flops_us;
+    c->unit_us[COST_CHUNKS] = 5.0;
+    for (int i = 0; i < COST_PARTS; i++) {
+        c->factor[i] = 1.0;
+        c->spread[i] = COST_GUESS_SPREAD;
+        c->cov[i][i] = COST_GUESS_SPREAD * COST_GUESS_SPREAD;
+    }
+}
+
+/* --- what a step has ---------------------------------------------------------------------- */
+
+/* Of n tokens, those whose keys the last one sees: a mean over the groups of layers that have keys,
+ * because each of them has as many layers. */
+static double cost_seen(const struct cost *c, double n)
+{
+    double sum = 0.0;
+
+    for (int i = 0; i < c->shape.n_groups; i++) {
+        const struct cache_group *group = &c->shape.groups[i];
+
+        if (group->kind == CACHE_FULL)
+            sum += n;
+        else if (group->kind == CACHE_WINDOW)
+            sum += fmin(n, group->window);
+    }
+    return c->shape.n_groups > 0 ? sum / c->shape.n_groups : n;
+}
+
+/* Pairs of each of the first n tokens and the keys that it sees. */
+static double cost_pairs(const struct cost *c, double n)
+{
+    double sum = 0.0;
+
+    for (int i = 0; i < c->shape.n_groups; i++) {
+        const struct cache_group *group = &c->shape.groups[i];
+        double whole = n;
+
+        if (group->kind == CACHE_STATE)
+            continue;
+        if (group->kind == CACHE_WINDOW && n > group->window) {
+            whole = group->window;
+            sum += (n - whole) * whole;
+        }
+        sum += whole * (whole + 1.0) / 2.0;
+    }
+    return c->shape.n_groups > 0 ? sum / c->shape.n_groups : n * (n + 1.0) / 2.0;
+}
+
+void cost_add(const struct cost *c, struct cost_step *step, int n_before, int n, int n_rows)
+{
+    step->n_tokens += n;
+    step->n_rows += n_rows;
+    if (n == 1) {
+        step->decode_keys += cost_seen(c, n_before + 1.0);
+        return;
+    }
+    step->n_chunks++;
+    step->prompt_keys += cost_seen(c, (double)n_before + n);
+    step->prompt_pairs += cost_pairs(c, (double)n_before + n) - cost_pairs(c, n_before);
+}
+
+/* Sums of doubles that are taken away in another order may leave a rest, which is nothing beside a
+ * key. */
+void cost_take(const struct cost *c, struct cost_step *step, int n_before, int n, int n_rows)
+{
+    struct cost_step of_seq = {0};
+
+    cost_add(c, &of_seq, n_before, n, n_rows);
+    step->n_tokens -= of_seq.n_tokens;
+    step->n_rows -= of_seq.n_rows;
+    step->n_chunks -= of_seq.n_chunks;
+    step->decode_keys = fmax(0.0, step->decode_keys - of_seq.decode_keys);
+    step->prompt_pairs = fmax(0.0, step->prompt_pairs - of_seq.prompt_pairs);
+    step->prompt_keys = fmax(0.0, step->prompt_keys - of_seq.prompt_keys);
+}
+
+/* --- foretelling -------------------------------------------------------------------------- */
+
+/* The parts' times at factor 1. */
+static void cost_parts(const struct cost *c, const struct cost_step *step, double x[COST_PARTS])
+{
+    double n = (double)step->n_tokens;
+
+    memset(x, 0, sizeof *x * COST_PARTS);
+    x[COST_FIXED] = c->unit_us[COST_FIXED];
+    for (int k = 0; k + 1 < COST_KNOTS && n > cost_knot(k); k++) {
+        double share = (n - cost_knot(k)) / (cost_knot(k + 1) - cost_knot(k));
+
+        x[COST_PRODUCTS + k] = c->unit_us[COST_PRODUCTS + k] * fmin(share, 1.0);
+    }
+    x[COST_DECODE_KEYS] = c->unit_us[COST_DECODE_KEYS] * step->decode_keys;
+    x[COST_PROMPT_PAIRS] = c->unit_us[COST_PROMPT_PAIRS] * step->prompt_pairs;
+    x[COST_PROMPT_KEYS] = c->unit_us[COST_PROMPT_KEYS] * step->prompt_keys;
+    x[COST_ROWS] = c->unit_us[COST_ROWS] * (double)step->n_rows;
+    x[COST_CHUNKS] = c->unit_us[COST_CHUNKS] * (double)step->n_chunks;
+}
+
+static double cost_sum(const struct cost *c, const double x[COST_PARTS])
+{
+    double us = 0.0;
+
+    for (int i = 0; i < COST_PARTS; i++)
+        us += x[i] * c->factor[i];
+    return us;
+}
+
+double cost_us(const struct cost *c, const struct cost_step *step)
+{
+    double x[COST_PARTS];
+
+    cost_parts(c, step, x);
+    return cost_sum(c, x);
+}
+
+int cost_fits(const struct cost *c, const struct cost_step *step, int n_before, int n,
+              double limit_us)
+{
+    int low = 0, high = n;
+
+    /* low fits, or is 0; whatever is above high does not, or is above n. */
+    while (low < high) { /* halves the difference */
+        int middle = low + (high - low + 1) / 2;
+        struct cost_step more = *step;
+
+        cost_add(c, &more, n_before, middle, 1);
+        if (cost_us(c, &more) <= limit_us)
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    return low;
+}
+
+/* --- learning ----------------------------------------------------------------------------- */
+
+/* Let the factors' uncertainty grow, up to that of the start: rows and columns are scaled together,
+ * so that it stays a covariance. */
+static void cost_drift(struct cost *c)
+{
+    for (int i = 0; i < COST_PARTS; i++) {
+        double most = c->spread[i] * c->spread[i], scale;
+
+        c->cov[i][i] += c->drift;
+        if (c->cov[i][i] <= most)
+            continue;
+        scale = sqrt(most / c->cov[i][i]);
+        for (int k = 0; k < COST_PARTS; k++) {
+            c->cov[i][k] *= scale;
+            c->cov[k][i] *= scale;
+        }
+    }
+}
+
+/* Correct the factors by what a step took beyond what was foretold. */
+static void cost_correct(struct cost *c, const double x[COST_PARTS], double us, double beyond_us)
+{
+    double px[COST_PARTS], noise = COST_NOISE * us + COST_NOISE_US, var = noise * noise, most;
+
+    for (int i = 0; i < COST_PARTS; i++) {
+        px[i] = 0.0;
+        for (int k = 0; k < COST_PARTS; k++)
+            px[i] += c->cov[i][k] * x[k];
+    }
+    for (int i = 0; i < COST_PARTS; i++)
+        var += x[i] * px[i];
+    most = COST_OUTLIER * sqrt(var);
+    beyond_us = fmax(-most, fmin(most, beyond_us));
+    for (int i = 0; i < COST_PARTS; i++) {
+        double factor = c->factor[i] + px[i] / var * beyond_us;
+
+        c->factor[i] = fmax(c->least, fmin(c->most, factor));
+        for (int k = 0; k < COST_PARTS; k++)
+            c->cov[i][k] -= px[i] * px[k] / var;
+    }
+}
+
+double cost_learn(struct cost *c, const struct cost_step *step, double us)
+{
+    double x[COST_PARTS], foretold, error, weight;
+
+    must(us > 0.0);
+    cost_parts(c, step, x);
+    foretold = cost_sum(c, x);
+    error = fabs(foretold - us) / us;
+    c->n_learned++;
+    weight = fmax(1.0 / COST_ERROR_STEPS, 1.0 / (double)c->n_learned);
+    c->error += weight * (fmin(error, 1.0) - c->error);
+    cost_drift(c);
+    /* The noise is of the shorter time: a step that was delayed does not make itself credible. */
+    cost_correct(c, x, fmin(us, foretold), us - foretold);
+    return error;
+}
+
+void cost_doubt(struct cost *c)
+{
+    c->drift = COST_DOUBT_DRIFT;
+    for (int i = 0; i < COST_PARTS; i++) {
+        c->spread[i] = COST_DOUBT_SPREAD;
+        c->cov[i][i] = COST_DOUBT_SPREAD * COST_DOUBT_SPREAD;
+    }
+}
+
+void cost_settle(struct cost *c)
+{
+    for (int i = 0; i < COST_PARTS; i++) {
+        double scale = 1.0 / c->factor[i];
+
+        c->unit_us[i] *= c->factor[i];
+        c->factor[i] = 1.0;
+        c->spread[i] = COST_START_SPREAD;
+        for (int k = 0; k < COST_PARTS; k++) {
+            c->cov[i][k] *= scale;
+            c->cov[k][i] *= scale;
+        }
+    }
+    cost_drift(c);
+    c->drift = COST_DRIFT;
+    c->least = 0.25;
+    c->most = 4.0;
+    c->error = COST_NOISE;
+    c->n_learned = 0;
+}
+
+double cost_target_us(const struct cost *c, int target_ms, int n_stages)
+{
+    const struct cost_step one = {.n_tokens = 1, .n_rows = 1, .decode_keys = 1.0};
+    double us = target_ms * 1e3 / n_stages;
+
+    if (target_ms == 0)
+        return 0.0;
+    if (target_ms < 0)
+        us = fmin(COST_AUTO_MAX_US, fmax(COST_AUTO_MIN_US, COST_AUTO_FIXED * cost_us(c, &one))) /
+             n_stages;
+    return us / (1.0 + fmin(COST_MARGIN_MAX, COST_MARGIN * c->error));
+}
