@@ -262,6 +262,9 @@ void cost_doubt(struct cost *c)
     }
 }
 
+/* A step of one sequence. */
+static const struct cost_step cost_one = {.n_tokens = 1, .n_rows = 1, .decode_keys = 1.0};
+
 void cost_settle(struct cost *c)
 {
     for (int i = 0; i < COST_PARTS; i++) {
@@ -276,6 +279,7 @@ void cost_settle(struct cost *c)
         }
     }
     cost_drift(c);
+    c->one_us = cost_us(c, &cost_one);
     c->drift = COST_DRIFT;
     c->least = 0.25;
     c->most = 4.0;
@@ -285,13 +289,13 @@ void cost_settle(struct cost *c)
 
 double cost_target_us(const struct cost *c, int target_ms, int n_stages)
 {
-    const struct cost_step one = {.n_tokens = 1, .n_rows = 1, .decode_keys = 1.0};
-    double us = target_ms * 1e3 / n_stages;
+    double us = target_ms * 1e3 / n_stages, one_us = c->one_us;
 
     if (target_ms == 0)
         return 0.0;
+    if (one_us <= 0.0)
+        one_us = cost_us(c, &cost_one);
     if (target_ms < 0)
-        us = fmin(COST_AUTO_MAX_US, fmax(COST_AUTO_MIN_US, COST_AUTO_FIXED * cost_us(c, &one))) /
-             n_stages;
+        us = fmin(COST_AUTO_MAX_US, fmax(COST_AUTO_MIN_US, COST_AUTO_FIXED * one_us)) / n_stages;
     return us / (1.0 + fmin(COST_MARGIN_MAX, COST_MARGIN * c->error));
 }

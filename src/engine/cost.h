@@ -65,6 +65,7 @@ struct cost {
     double drift;               /* variance that a step adds to a factor */
     double least, most;         /* bounds of the factors */
     double cov[COST_PARTS][COST_PARTS];
+    double one_us;      /* a step of one sequence at start; 0: no trials were made */
     double error;       /* mean of |foretold - taken| / taken, of the last some hundred steps */
     uint64_t n_learned; /* steps */
 };

@@ -15,6 +15,8 @@
 #define SCHED_TRIES 4 /* sequences without pages that one plan tries: each try hashes the prompt */
 /* The least time of prompts in a step, as a share of that of its decodes. */
 #define SCHED_PROMPT_SHARE 0.25
+/* However short the target, so many times the fixed part of a step is left for decodes. */
+#define SCHED_DECODE_MIN 2.0
 /* The least tokens of a chunk: fewer cost a step's kernels as much. */
 #define SCHED_CHUNK_MIN 64
 
@@ -193,10 +195,25 @@ static bool sched_has_time(const struct sched *s)
 {
     struct cost_step more = s->load;
 
-    if (s->limit_us <= 0.0 || s->load.n_chunks == 0)
+    if (s->limit_us <= 0.0 || !s->prompt_planned)
         return true;
     cost_add(s->limits.cost, &more, 0, SCHED_CHUNK_MIN, 1);
     return cost_us(s->limits.cost, &more) <= s->limit_us;
+}
+
+/* The time that a long prompt leaves to others: what they need, but at most half of what there is. */
+static double sched_others_us(const struct sched *s, const struct seq *seq)
+{
+    int64_t n = s->n_todo - sched_lacks(s, seq);
+    double us = cost_us(s->limits.cost, &s->load), left_us = fmax(0.0, s->limit_us - us);
+    struct cost_step more = s->load;
+
+    if (n <= 0)
+        return 0.0;
+    if (n > s->limits.max_num_batched_tokens)
+        n = s->limits.max_num_batched_tokens;
+    cost_add(s->limits.cost, &more, 0, (int)n, 1);
+    return fmin(left_us / 2.0, cost_us(s->limits.cost, &more) - us);
 }
 
 /* Of n tokens of a prompt, those that the step has time for. */
@@ -207,8 +224,8 @@ static int sched_in_time(const struct sched *s, const struct seq *seq, int n)
 
     if (limit_us <= 0.0 || n <= SCHED_CHUNK_MIN)
         return n;
-    if (s->has_others && !s->long_is_last && sched_is_long(s, seq))
-        limit_us -= fmax(0.0, limit_us - cost_us(s->limits.cost, &s->load)) / 2.0;
+    if (!s->long_is_last && sched_is_long(s, seq))
+        limit_us -= sched_others_us(s, seq);
     fits = cost_fits(s->limits.cost, &s->load, done, n, limit_us);
     return fits < SCHED_CHUNK_MIN ? SCHED_CHUNK_MIN : fits;
 }
@@ -315,6 +332,7 @@ static void sched_plan_running(struct sched *s, enum sched_pass pass)
             n += sched_drafts(s, seq);
         if (!sched_give(s, seq, n))
             return;
+        s->prompt_planned = s->prompt_planned || pass != SCHED_DECODES;
         n_left--;
         if (pass == SCHED_DECODES)
             tenants_charge_token(&s->tenants, seq);
@@ -340,6 +358,8 @@ static bool sched_admit(struct sched *s, struct seq *seq)
     sched_run_insert(s, seq);
     /* A preempted sequence was charged for its prompt when it was first admitted: not again. */
     tenants_run(&s->tenants, seq, seq->counted ? 0 : seq->n_tokens - seq->n_computed);
+    if (s->limits.cost != NULL)
+        cost_add(s->limits.cost, &s->decodes, seq->n_tokens - 1, 1, 1);
     if (!seq->counted) {
         s->n_prefix_queries += (uint64_t)seq->n_tokens;
         s->n_prefix_hits += (uint64_t)seq->n_computed;
@@ -355,6 +375,7 @@ static bool sched_admit(struct sched *s, struct seq *seq)
     must(n > 0);
     s->long_planned = s->long_planned || sched_is_long(s, seq);
     must(sched_give(s, seq, n));
+    s->prompt_planned = true;
     return true;
 }
 
@@ -371,6 +392,34 @@ static bool sched_may_overtake(const struct sched *s, const struct seq *seq,
 {
     return blocked == NULL ||
            (!sched_is_long(s, seq) && seq->request.priority == blocked->request.priority);
+}
+
+/* The decodes are planned: what they leave of the target is for prompts, and at least their share. */
+static void sched_limit(struct sched *s, double target_us)
+{
+    double decodes_us;
+
+    if (target_us <= 0.0)
+        return;
+    decodes_us = cost_us(s->limits.cost, &s->load);
+    s->limit_us = fmax(target_us, decodes_us * (1.0 + SCHED_PROMPT_SHARE));
+    s->decode_max_us = fmax(target_us / (1.0 + SCHED_PROMPT_SHARE),
+                            SCHED_DECODE_MIN * cost_us(s->limits.cost, &(struct cost_step){0}));
+}
+
+/* May seq run, too? Not if the decodes alone would take so long that prompts beside them break the
+ * target: then it waits until others have ended. A sequence with more keys than that runs beside
+ * half as many others, and one of higher priority than the last that runs does not wait. */
+static bool sched_may_run(const struct sched *s, const struct seq *seq)
+{
+    struct cost_step more = s->decodes;
+
+    if (s->decode_max_us <= 0.0 || s->n_running == 0 ||
+        seq->request.priority < s->running[s->n_running - 1]->request.priority ||
+        cost_us(s->limits.cost, &more) <= s->decode_max_us / 2.0)
+        return true;
+    cost_add(s->limits.cost, &more, seq->n_tokens - 1, 1, 1);
+    return cost_us(s->limits.cost, &more) <= s->decode_max_us;
 }
 
 /* Admit waiting sequences while there is room. True when a long prompt was skipped because another
@@ -392,7 +441,7 @@ static bool sched_plan_waiting(struct sched *s)
             continue;
         }
         /* Sequences that fail to find pages are counted, because each failure hashes a prompt. */
-        if (sched_admit(s, seq)) {
+        if (sched_may_run(s, seq) && sched_admit(s, seq)) {
             if (blocked != NULL)
                 blocked->n_overtaken++;
         } else {
@@ -432,39 +481,33 @@ static void sched_displace(struct sched *s)
         sched_preempt(s, seq);
 }
 
-/* Prepare the limit of the plan's time, before anything is planned. With a step's tokens pending, a
- * sequence decodes although it lacks none. */
+/* Prepare the limit of the plan's time, before anything is planned: what is to be computed of
+ * prompts, and the step in which all that runs decodes. A sequence whose token is being sampled
+ * decodes, although it may lack none. */
 static double sched_target_us(struct sched *s)
 {
-    int n_prompts = sched_n_waiting(s), n_decodes = 0;
+    const struct cost *cost = s->limits.cost;
+    int n_decodes = 0;
 
+    s->n_todo = s->tenants.n_waiting_tokens;
+    s->is_limited = s->prompt_planned = false;
+    s->limit_us = s->decode_max_us = 0.0;
+    s->load = s->decodes = (struct cost_step){0};
+    if (cost == NULL)
+        return 0.0;
     for (int i = 0; i < s->n_running; i++) {
         const struct seq *seq = s->running[i];
-        bool decodes = seq->n_pending > 0 || sched_lacks(s, seq) == 1;
+        int n = sched_lacks(s, seq);
 
-        if (!seq->paused) {
-            n_decodes += decodes;
-            n_prompts += !decodes;
-        }
+        if (seq->paused)
+            continue;
+        n_decodes += seq->n_pending > 0 || n == 1;
+        s->n_todo += n > 1 ? n : 0;
+        cost_add(cost, &s->decodes, seq->n_tokens + seq->n_pending - 1, 1, 1);
     }
-    s->has_others = n_prompts > 1;
-    s->is_limited = false;
-    s->limit_us = 0.0;
-    s->load = (struct cost_step){0};
-    if (n_decodes == 0 || s->limits.cost == NULL)
+    if (n_decodes == 0)
         return 0.0;
-    return cost_target_us(s->limits.cost, s->limits.itl_target_ms, s->limits.n_stages);
-}
-
-/* The decodes are planned: what they leave of the target is for prompts, and at least their share. */
-static void sched_limit(struct sched *s, double target_us)
-{
-    double decodes_us;
-
-    if (target_us <= 0.0)
-        return;
-    decodes_us = cost_us(s->limits.cost, &s->load);
-    s->limit_us = fmax(target_us, decodes_us * (1.0 + SCHED_PROMPT_SHARE));
+    return cost_target_us(cost, s->limits.itl_target_ms, s->limits.n_stages);
 }
 
 /* The plan starts empty; each walk below adds to it and may preempt. A preemption ends admission
