@@ -19,9 +19,9 @@
 
 #define COST_GUESS_SPREAD 2.0  /* of a factor before anything is measured */
 #define COST_DOUBT_SPREAD 10.0 /* and where no trials are made */
-#define COST_DOUBT_DRIFT  1e-2 /* variance that a step adds there */
-#define COST_START_SPREAD 0.3 /* and after the start: clocks and memories of one kind differ less */
-#define COST_DRIFT        2e-6 /* variance that a step adds: 0.3 in some 45,000 steps */
+#define COST_DOUBT_DRIFT  1.0  /* variance that a step adds there, divided by its number */
+#define COST_START_SPREAD 0.2 /* and after the start: clocks and memories of one kind differ less */
+#define COST_DRIFT        5e-7 /* variance that a step adds: 0.2 in some 80,000 steps */
 #define COST_NOISE        0.03 /* deviation of steps of equal parts, of their time */
 #define COST_NOISE_US     30.0 /* and of short ones */
 #define COST_OUTLIER      4.0  /* deviations that a step may be off; more count as these */
@@ -29,7 +29,7 @@
 #define COST_MARGIN       3.0 /* mean errors, some 2.4 deviations: 99 of 100 steps are within */
 #define COST_MARGIN_MAX   0.25
 #define COST_AUTO_FIXED   8.0 /* see cost_target_us() */
-#define COST_AUTO_MIN_US  20000.0
+#define COST_AUTO_MIN_US  40000.0
 #define COST_AUTO_MAX_US  1000000.0
 #define COST_FIRST_KNOT   16
 
@@ -138,10 +138,21 @@ void cost_take(const struct cost *c, struct cost_step *step, int n_before, int n
 
 /* --- foretelling -------------------------------------------------------------------------- */
 
+/* Products compute whole tiles of rows, so tokens up to the end of a tile cost nothing more. Steps of
+ * few tokens have kernels of their own, which follow them closely. */
+static double cost_rows_of(const struct cost *c, int64_t n_tokens)
+{
+    int64_t tile = c->shape.tile_tokens;
+
+    if (tile <= 1 || n_tokens <= 2 * tile)
+        return (double)n_tokens;
+    return (double)((n_tokens + tile - 1) / tile * tile);
+}
+
 /* The parts' times at factor 1. */
 static void cost_parts(const struct cost *c, const struct cost_step *step, double x[COST_PARTS])
 {
-    double n = (double)step->n_tokens;
+    double n = cost_rows_of(c, step->n_tokens);
 
     memset(x, 0, sizeof *x * COST_PARTS);
     x[COST_FIXED] = c->unit_us[COST_FIXED];
@@ -197,12 +208,12 @@ int cost_fits(const struct cost *c, const struct cost_step *step, int n_before, 
 
 /* Let the factors' uncertainty grow, up to that of the start: rows and columns are scaled together,
  * so that it stays a covariance. */
-static void cost_drift(struct cost *c)
+static void cost_drift(struct cost *c, double drift)
 {
     for (int i = 0; i < COST_PARTS; i++) {
         double most = c->spread[i] * c->spread[i], scale;
 
-        c->cov[i][i] += c->drift;
+        c->cov[i][i] += drift;
         if (c->cov[i][i] <= most)
             continue;
         scale = sqrt(most / c->cov[i][i]);
@@ -245,9 +256,11 @@ double cost_learn(struct cost *c, const struct cost_step *step, double us)
     foretold = cost_sum(c, x);
     error = fabs(foretold - us) / us;
     c->n_learned++;
+    if (step->n_tokens > c->n_tokens_seen)
+        c->n_tokens_seen = step->n_tokens;
     weight = fmax(1.0 / COST_ERROR_STEPS, 1.0 / (double)c->n_learned);
     c->error += weight * (fmin(error, 1.0) - c->error);
-    cost_drift(c);
+    cost_drift(c, c->drift / (c->is_settled ? 1.0 : (double)c->n_learned));
     /* The noise is of the shorter time: a step that was delayed does not make itself credible. */
     cost_correct(c, x, fmin(us, foretold), us - foretold);
     return error;
@@ -265,6 +278,21 @@ void cost_doubt(struct cost *c)
 /* A step of one sequence. */
 static const struct cost_step cost_one = {.n_tokens = 1, .n_rows = 1, .decode_keys = 1.0};
 
+/* Steps longer than all that were learned from: a token costs what it does in the longest. */
+static void cost_extend(struct cost *c)
+{
+    double token_us = 0.0;
+
+    for (int k = 0; k + 1 < COST_KNOTS; k++) {
+        double *unit_us = &c->unit_us[COST_PRODUCTS + k];
+
+        if (cost_knot(k + 1) <= (double)c->n_tokens_seen)
+            token_us = *unit_us / (cost_knot(k + 1) - cost_knot(k));
+        else if (token_us > 0.0)
+            *unit_us = token_us * (cost_knot(k + 1) - cost_knot(k));
+    }
+}
+
 void cost_settle(struct cost *c)
 {
     for (int i = 0; i < COST_PARTS; i++) {
@@ -278,9 +306,11 @@ void cost_settle(struct cost *c)
             c->cov[k][i] *= scale;
         }
     }
-    cost_drift(c);
+    cost_drift(c, 0.0);
+    cost_extend(c);
     c->one_us = cost_us(c, &cost_one);
     c->drift = COST_DRIFT;
+    c->is_settled = true;
     c->least = 0.25;
     c->most = 4.0;
     c->error = COST_NOISE;

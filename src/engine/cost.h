@@ -4,7 +4,8 @@
  * by every step that ends.
  *
  *   fixed           what any step takes: weights' bytes, launches
- *   products        by the step's tokens: a line through knots at powers of two, which never falls
+ *   products        by the step's tokens, in whole tiles: a line through knots at powers of two,
+ *                   which never falls
  *   decode keys     the keys that sequences with one token read
  *   prompt pairs    pairs of a token and a key in chunks of prompts
  *   prompt keys     keys that chunks read
@@ -51,7 +52,7 @@ struct cost_shape {
     double key_bytes;    /* of keys and values, per token */
     double pair_flops;   /* per pair of a token and a key */
     double row_flops;    /* of the output matrix, per row */
-    int n_tokens_max;    /* of a step */
+    int tile_tokens;     /* rows that products compute at once; 1: each by itself */
     bool is_gpu;
     const struct cache_group *groups; /* borrowed for good */
     int n_groups;
@@ -65,9 +66,11 @@ struct cost {
     double drift;               /* variance that a step adds to a factor */
     double least, most;         /* bounds of the factors */
     double cov[COST_PARTS][COST_PARTS];
-    double one_us;      /* a step of one sequence at start; 0: no trials were made */
-    double error;       /* mean of |foretold - taken| / taken, of the last some hundred steps */
-    uint64_t n_learned; /* steps */
+    double one_us;         /* a step of one sequence at start; 0: no trials were made */
+    double error;          /* mean of |foretold - taken| / taken, of the last some hundred steps */
+    uint64_t n_learned;    /* steps */
+    int64_t n_tokens_seen; /* of the longest of them */
+    bool is_settled;
 };
 
 /* Begin with a guess from the shape. Factors may become 1/100 to 100 of it. */
@@ -100,7 +103,7 @@ void cost_doubt(struct cost *c);
 void cost_settle(struct cost *c);
 
 /* The target for steps in microseconds. target_ms above 0: that; 0: none, returns 0; -1: the time
- * in which the fixed part of a step is an eighth, from 20 ms to 1 s. Steps are planned shorter than
+ * in which the fixed part of a step is an eighth, from 40 ms to 1 s. Steps are planned shorter than
  * the target by their usual error, so that few are longer. With stages, n_stages steps are a
  * token's time. */
 double cost_target_us(const struct cost *c, int target_ms, int n_stages);

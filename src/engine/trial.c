@@ -1,20 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Every part of a step is in some trial without the others, or nearly so: decodes of few and many
- * keys, first chunks of every length, chunks behind a long beginning, and both together. Each step
- * is run three times, of which the first does not count: it chooses algorithms and records
- * graphs. */
+ * keys, first chunks of growing length, chunks behind a long beginning, and chunks beside decodes.
+ * Each step is run twice, because the first time chooses algorithms and records graphs. Chunks are
+ * as long as the time allows, some thousand tokens; the products of longer steps are in proportion
+ * (cost_settle()). */
 #include "engine/trial.h"
 
 #include "base/clock.h"
 #include "base/log.h"
 #include "engine/engine.h"
 
-#define TRIAL_RUNS      3
-#define TRIAL_LIMIT_US  5000000u /* no further step begins after so long */
+#define TRIAL_LIMIT_US  700000u /* for all of them; longer steps are left out */
 #define TRIAL_CONTEXT   2048
 #define TRIAL_FEW       64 /* tokens of context whose keys hardly count */
-#define TRIAL_CHUNK_MIN 16
+#define TRIAL_CHUNK_MIN 64
+#define TRIAL_BEHIND    32 /* chunks' lengths: a chunk of 1024 behind 32768 tokens */
+#define TRIAL_LONG      32768
+#define TRIAL_TILE      128 /* rows, as measured on an H200: the time of steps is a staircase */
 
 static int trial_least(int a, int b)
 {
@@ -43,18 +46,24 @@ int trial_list(struct trial out[TRIALS_MAX], const struct trial_limits *l)
         int most = trial_least(n_seqs, l->max_num_seqs);
 
         trial_add(out, &n, l, (struct trial){.n_decodes = most, .n_context = few});
-        trial_add(out, &n, l, (struct trial){.n_decodes = most, .n_context = context});
+        if (n_seqs > 1)
+            trial_add(out, &n, l, (struct trial){.n_decodes = most, .n_context = context});
     }
-    for (int n_chunk = TRIAL_CHUNK_MIN; n_chunk < 2 * longest; n_chunk *= 2) {
+    trial_add(out, &n, l,
+              (struct trial){.n_decodes = trial_least(4, l->max_num_seqs),
+                             .n_context = trial_least(TRIAL_LONG, l->max_model_len - 1)});
+    for (int n_chunk = TRIAL_CHUNK_MIN, i = 0; n_chunk < 2 * longest; n_chunk *= 2, i++) {
         int most = trial_least(n_chunk, longest);
-        int behind = trial_least(8 * most, l->max_model_len - most);
+        int behind = trial_least(TRIAL_BEHIND * most, l->max_model_len - most);
 
         trial_add(out, &n, l, (struct trial){.n_chunk = most});
-        trial_add(out, &n, l, (struct trial){.n_chunk = most, .n_before = behind});
-        trial_add(out, &n, l,
-                  (struct trial){.n_decodes = trial_least(l->max_num_seqs - 1, most),
-                                 .n_context = context / 2,
-                                 .n_chunk = most});
+        if (i % 2 == 0)
+            trial_add(out, &n, l, (struct trial){.n_chunk = most, .n_before = behind});
+        else
+            trial_add(out, &n, l,
+                      (struct trial){.n_decodes = trial_least(l->max_num_seqs - 1, most),
+                                     .n_context = context / 2,
+                                     .n_chunk = most});
     }
     return n;
 }
@@ -134,6 +143,21 @@ static int trial_time(struct engine *e, uint64_t *us)
     return rc;
 }
 
+/* Run a step twice, and learn from the second time. */
+static int trial_take(struct engine *e, const struct cost_step *step, double *us)
+{
+    uint64_t first_us, second_us;
+    int rc = trial_time(e, &first_us);
+
+    if (rc == ERR_OK)
+        rc = trial_time(e, &second_us);
+    if (rc != ERR_OK)
+        return rc;
+    *us = (double)(second_us < first_us ? second_us : first_us);
+    (void)cost_learn(&e->cost, step, *us);
+    return ERR_OK;
+}
+
 static int trial_measure(struct engine *e)
 {
     const struct trial_limits limits = {.max_num_seqs = e->shape->max_num_seqs,
@@ -141,29 +165,30 @@ static int trial_measure(struct engine *e)
                                         .max_model_len = e->shape->max_model_len};
     struct trial trials[TRIALS_MAX];
     struct cost_step steps[TRIALS_MAX];
-    uint64_t times_us[TRIALS_MAX], start_us = clock_us();
+    double times_us[TRIALS_MAX];
+    uint64_t start_us = clock_us();
     int n = trial_list(trials, &limits), n_done = 0;
 
-    for (; n_done < n && clock_us() - start_us < TRIAL_LIMIT_US; n_done++) {
-        times_us[n_done] = UINT64_MAX;
-        trial_fill(e, &trials[n_done]);
-        trial_step(&e->cost, &trials[n_done], &steps[n_done]);
-        for (int run = 0; run < TRIAL_RUNS; run++) {
-            uint64_t us;
-            int rc = trial_time(e, &us);
+    /* A step that is foretold to end after the time is over is left out, and so are all longer
+     * ones. */
+    for (int i = 0; i < n; i++) {
+        double left_us = (double)TRIAL_LIMIT_US - (double)(clock_us() - start_us);
+        int rc;
 
-            if (rc != ERR_OK)
-                return rc;
-            if (run > 0 && us < times_us[n_done])
-                times_us[n_done] = us;
-        }
+        trial_step(&e->cost, &trials[i], &steps[n_done]);
+        if (n_done > 0 && 2.0 * cost_us(&e->cost, &steps[n_done]) > left_us)
+            continue;
+        trial_fill(e, &trials[i]);
+        if ((rc = trial_take(e, &steps[n_done], &times_us[n_done])) != ERR_OK)
+            return rc;
+        n_done++;
     }
-    /* Twice, because the first pass meets large steps with factors that are still a guess. */
-    for (int i = 0; i < 2 * n_done; i++)
-        (void)cost_learn(&e->cost, &steps[i % n_done], (double)times_us[i % n_done]);
+    /* Once more, because the first pass met its first steps with factors that were a guess. */
+    for (int i = 0; i < n_done; i++)
+        (void)cost_learn(&e->cost, &steps[i], times_us[i]);
     cost_settle(&e->cost);
-    log_info("engine: %d of %d trial steps in %.1f s", n_done, n,
-             (double)(clock_us() - start_us) * 1e-6);
+    log_info("engine: %d of %d trial steps in %.2f s: a step of one sequence takes %.2f ms", n_done,
+             n, (double)(clock_us() - start_us) * 1e-6, e->cost.one_us * 1e-3);
     return ERR_OK;
 }
 
@@ -182,7 +207,7 @@ static struct cost_shape trial_shape(const struct engine *e)
         .key_bytes = (double)shape->page_bytes / shape->page_tokens * shape->n_groups,
         .pair_flops = pairs,
         .row_flops = 2.0 * shape->n_vocab * shape->dim,
-        .n_tokens_max = shape->max_num_batched_tokens,
+        .tile_tokens = shape->is_gpu ? TRIAL_TILE : 1,
         .is_gpu = shape->is_gpu,
         .groups = shape->groups,
         .n_groups = shape->n_groups};

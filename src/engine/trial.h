@@ -21,7 +21,7 @@ struct trial_limits {
     int max_num_seqs, max_num_batched_tokens, max_model_len;
 };
 
-/* Fill the list of steps, the shortest first; returns their number. */
+/* Fill the list of steps, of each kind the shortest first; returns their number. */
 int trial_list(struct trial out[TRIALS_MAX], const struct trial_limits *limits);
 
 /* The parts of a trial's step. */
@@ -29,7 +29,7 @@ void trial_step(const struct cost *c, const struct trial *t, struct cost_step *o
 
 struct engine;
 
-/* Begin e->cost, and on a GPU run the trial steps, some seconds at most; on the cpu device it learns
+/* Begin e->cost, and on a GPU run the trial steps, 0.7 s at most; on the cpu device it learns
  * while it serves. The pages' contents are lost: for the start, after fill_init() and before any
  * sequence. ERR_GPU. */
 int trial_run(struct engine *e) ERR_CHECKED;
