@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The filter works on dimensionless factors around 1, so one deviation and one growth suit all
- * parts. With x the parts' times at factor 1, and P the covariance of the factors:
+ * The filter works on the logarithms of factors around 1, so one deviation and one growth suit all
+ * parts, and no factor becomes negative. With h the parts' times, and P the covariance of the
+ * logarithms:
  *
- *   foretold = x . factor,  gain = P x / (x . P x + noise),  factor += gain * (taken - foretold)
+ *   foretold = sum of h,  gain = P h / (h . P h + noise),  log factor += gain * (taken - foretold)
  *
  * Between two knots a step's tokens have the whole of all parts below and a share of the one that
  * they are in; as no factor is negative, the line through the knots never falls.
@@ -17,11 +18,13 @@
 
 #include "base/must.h"
 
-#define COST_GUESS_SPREAD 2.0  /* of a factor before anything is measured */
-#define COST_DOUBT_SPREAD 10.0 /* and where no trials are made */
-#define COST_DOUBT_DRIFT  1.0  /* variance that a step adds there, divided by its number */
-#define COST_START_SPREAD 0.2 /* and after the start: clocks and memories of one kind differ less */
+#define COST_GUESS_SPREAD 1.5 /* of a factor's logarithm before anything is measured */
+#define COST_START_SPREAD 0.05 /* and after the trials: a clock's rate changes by so much */
 #define COST_DRIFT        5e-7 /* variance that a step adds: 0.2 in some 80,000 steps */
+#define COST_ODD_STEPS    3
+#define COST_ODD_DRIFT    0.01
+#define COST_PASSES       8    /* over the trials; after 4 the factors hardly change */
+#define COST_STEP_MAX     0.7  /* of a logarithm at once: twice, or half */
 #define COST_NOISE        0.03 /* deviation of steps of equal parts, of their time */
 #define COST_NOISE_US     30.0 /* and of short ones */
 #define COST_OUTLIER      4.0  /* deviations that a step may be off; more count as these */
@@ -45,6 +48,15 @@ static double cost_knot(int k)
     return k == 0 ? 1.0 : (double)(COST_FIRST_KNOT << (k - 1));
 }
 
+/* Nothing is known of how factors depend on one another. */
+static void cost_reset(struct cost *c, double spread)
+{
+    memset(c->cov, 0, sizeof c->cov);
+    for (int i = 0; i < COST_PARTS; i++)
+        c->cov[i][i] = spread * spread;
+    c->spread = spread;
+}
+
 void cost_init(struct cost *c, const struct cost_shape *shape)
 {
     double bytes_us = 1e6 / (shape->is_gpu ? COST_GPU_BYTES : COST_CPU_BYTES);
@@ -62,11 +74,9 @@ void cost_init(struct cost *c, const struct cost_shape *shape)
     c->unit_us[COST_PROMPT_KEYS] = shape->key_bytes * bytes_us;
     c->unit_us[COST_ROWS] = 1.0 + shape->row_flops * flops_us;
     c->unit_us[COST_CHUNKS] = 5.0;
-    for (int i = 0; i < COST_PARTS; i++) {
+    for (int i = 0; i < COST_PARTS; i++)
         c->factor[i] = 1.0;
-        c->spread[i] = COST_GUESS_SPREAD;
-        c->cov[i][i] = COST_GUESS_SPREAD * COST_GUESS_SPREAD;
-    }
+    cost_reset(c, COST_GUESS_SPREAD);
 }
 
 /* --- what a step has ---------------------------------------------------------------------- */
@@ -211,7 +221,7 @@ int cost_fits(const struct cost *c, const struct cost_step *step, int n_before, 
 static void cost_drift(struct cost *c, double drift)
 {
     for (int i = 0; i < COST_PARTS; i++) {
-        double most = c->spread[i] * c->spread[i], scale;
+        double most = c->spread * c->spread, scale;
 
         c->cov[i][i] += drift;
         if (c->cov[i][i] <= most)
@@ -224,55 +234,52 @@ static void cost_drift(struct cost *c, double drift)
     }
 }
 
-/* Correct the factors by what a step took beyond what was foretold. */
-static void cost_correct(struct cost *c, const double x[COST_PARTS], double us, double beyond_us)
+/* Correct the factors by what a step took beyond what was foretold. h: the parts' times, which are
+ * also their derivatives by the factors' logarithms. */
+static void cost_correct(struct cost *c, const double h[COST_PARTS], double us, double beyond_us)
 {
-    double px[COST_PARTS], noise = COST_NOISE * us + COST_NOISE_US, var = noise * noise, most;
+    double ph[COST_PARTS], noise = COST_NOISE * us + COST_NOISE_US, var = noise * noise, most;
 
     for (int i = 0; i < COST_PARTS; i++) {
-        px[i] = 0.0;
+        ph[i] = 0.0;
         for (int k = 0; k < COST_PARTS; k++)
-            px[i] += c->cov[i][k] * x[k];
+            ph[i] += c->cov[i][k] * h[k];
     }
     for (int i = 0; i < COST_PARTS; i++)
-        var += x[i] * px[i];
+        var += h[i] * ph[i];
     most = COST_OUTLIER * sqrt(var);
+    c->n_odd = fabs(beyond_us) > most ? c->n_odd + 1 : 0;
     beyond_us = fmax(-most, fmin(most, beyond_us));
     for (int i = 0; i < COST_PARTS; i++) {
-        double factor = c->factor[i] + px[i] / var * beyond_us;
+        double step = fmax(-COST_STEP_MAX, fmin(COST_STEP_MAX, ph[i] / var * beyond_us));
 
-        c->factor[i] = fmax(c->least, fmin(c->most, factor));
+        c->factor[i] = fmax(c->least, fmin(c->most, c->factor[i] * exp(step)));
         for (int k = 0; k < COST_PARTS; k++)
-            c->cov[i][k] -= px[i] * px[k] / var;
+            c->cov[i][k] -= ph[i] * ph[k] / var;
     }
 }
 
 double cost_learn(struct cost *c, const struct cost_step *step, double us)
 {
-    double x[COST_PARTS], foretold, error, weight;
+    double h[COST_PARTS], foretold = 0.0, error, weight;
 
     must(us > 0.0);
-    cost_parts(c, step, x);
-    foretold = cost_sum(c, x);
+    cost_parts(c, step, h);
+    for (int i = 0; i < COST_PARTS; i++) {
+        h[i] *= c->factor[i];
+        foretold += h[i];
+    }
     error = fabs(foretold - us) / us;
     c->n_learned++;
     if (step->n_tokens > c->n_tokens_seen)
         c->n_tokens_seen = step->n_tokens;
     weight = fmax(1.0 / COST_ERROR_STEPS, 1.0 / (double)c->n_learned);
     c->error += weight * (fmin(error, 1.0) - c->error);
-    cost_drift(c, c->drift / (c->is_settled ? 1.0 : (double)c->n_learned));
+    /* One odd step was delayed; several in a row are another device than the one that was learned. */
+    cost_drift(c, c->n_odd >= COST_ODD_STEPS ? COST_ODD_DRIFT : COST_DRIFT);
     /* The noise is of the shorter time: a step that was delayed does not make itself credible. */
-    cost_correct(c, x, fmin(us, foretold), us - foretold);
+    cost_correct(c, h, fmin(us, foretold), us - foretold);
     return error;
-}
-
-void cost_doubt(struct cost *c)
-{
-    c->drift = COST_DOUBT_DRIFT;
-    for (int i = 0; i < COST_PARTS; i++) {
-        c->spread[i] = COST_DOUBT_SPREAD;
-        c->cov[i][i] = COST_DOUBT_SPREAD * COST_DOUBT_SPREAD;
-    }
 }
 
 /* A step of one sequence. */
@@ -293,24 +300,21 @@ static void cost_extend(struct cost *c)
     }
 }
 
-void cost_settle(struct cost *c)
+void cost_fit(struct cost *c, const struct cost_step *steps, const double *us, int n)
 {
+    /* The sum is not linear in the logarithms, so each pass begins where the last one ended. */
+    for (int pass = 0; pass < COST_PASSES; pass++) {
+        cost_reset(c, COST_GUESS_SPREAD);
+        for (int i = 0; i < n; i++)
+            (void)cost_learn(c, &steps[i], us[i]);
+    }
     for (int i = 0; i < COST_PARTS; i++) {
-        double scale = 1.0 / c->factor[i];
-
         c->unit_us[i] *= c->factor[i];
         c->factor[i] = 1.0;
-        c->spread[i] = COST_START_SPREAD;
-        for (int k = 0; k < COST_PARTS; k++) {
-            c->cov[i][k] *= scale;
-            c->cov[k][i] *= scale;
-        }
     }
-    cost_drift(c, 0.0);
+    cost_reset(c, COST_START_SPREAD);
     cost_extend(c);
     c->one_us = cost_us(c, &cost_one);
-    c->drift = COST_DRIFT;
-    c->is_settled = true;
     c->least = 0.25;
     c->most = 4.0;
     c->error = COST_NOISE;

@@ -62,15 +62,14 @@ struct cost {
     struct cost_shape shape;
     double unit_us[COST_PARTS]; /* factors as they were measured at start, or guessed */
     double factor[COST_PARTS];  /* 1 at start */
-    double spread[COST_PARTS];  /* deviation of the factors at start */
-    double drift;               /* variance that a step adds to a factor */
+    double spread;              /* largest deviation of a factor's logarithm */
     double least, most;         /* bounds of the factors */
     double cov[COST_PARTS][COST_PARTS];
     double one_us;         /* a step of one sequence at start; 0: no trials were made */
     double error;          /* mean of |foretold - taken| / taken, of the last some hundred steps */
     uint64_t n_learned;    /* steps */
     int64_t n_tokens_seen; /* of the longest of them */
-    bool is_settled;
+    int n_odd;             /* steps in a row that were far off */
 };
 
 /* Begin with a guess from the shape. Factors may become 1/100 to 100 of it. */
@@ -94,13 +93,9 @@ int cost_fits(const struct cost *c, const struct cost_step *step, int n_before, 
  * Some 2,000 multiplications. */
 double cost_learn(struct cost *c, const struct cost_step *step, double us);
 
-/* After cost_init(), where no trials are made: follow each step at once, for any factor is
- * possible. */
-void cost_doubt(struct cost *c);
-
-/* The factors were learned from measurements: from here on they change slowly, within a factor of 4
- * of their present values. */
-void cost_settle(struct cost *c);
+/* Trials took these times, [n] of both: find the factors that foretell them best. From here on they
+ * change slowly, within a factor of 4. Some milliseconds. */
+void cost_fit(struct cost *c, const struct cost_step *steps, const double *us, int n);
 
 /* The target for steps in microseconds. target_ms above 0: that; 0: none, returns 0; -1: the time
  * in which the fixed part of a step is an eighth, from 40 ms to 1 s. Steps are planned shorter than

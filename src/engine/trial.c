@@ -4,7 +4,7 @@
  * keys, first chunks of growing length, chunks behind a long beginning, and chunks beside decodes.
  * Each step is run twice, because the first time chooses algorithms and records graphs. Chunks are
  * as long as the time allows, some thousand tokens; the products of longer steps are in proportion
- * (cost_settle()). */
+ * (cost_fit()). */
 #include "engine/trial.h"
 
 #include "base/clock.h"
@@ -183,10 +183,7 @@ static int trial_measure(struct engine *e)
             return rc;
         n_done++;
     }
-    /* Once more, because the first pass met its first steps with factors that were a guess. */
-    for (int i = 0; i < n_done; i++)
-        (void)cost_learn(&e->cost, &steps[i], times_us[i]);
-    cost_settle(&e->cost);
+    cost_fit(&e->cost, steps, times_us, n_done);
     log_info("engine: %d of %d trial steps in %.2f s: a step of one sequence takes %.2f ms", n_done,
              n, (double)(clock_us() - start_us) * 1e-6, e->cost.one_us * 1e-3);
     return ERR_OK;
@@ -221,7 +218,5 @@ int trial_run(struct engine *e)
     cost_init(&e->cost, &shape);
     if (shape.is_gpu && e->settings.itl_target_ms != 0)
         rc = trial_measure(e);
-    else
-        cost_doubt(&e->cost);
     return rc;
 }

@@ -93,16 +93,16 @@ __attribute__((unused)) static void steps_try(struct cost *c, struct steps_devic
                                               const struct trial_limits *limits)
 {
     struct trial trials[TRIALS_MAX];
-    int n = trial_list(trials, limits);
+    struct cost_step steps[TRIALS_MAX];
+    double us[TRIALS_MAX];
+    int n = trial_list(trials, limits), n_done = 0;
 
-    for (int i = 0; i < 2 * n; i++) {
-        struct cost_step step;
-
-        trial_step(c, &trials[i % n], &step);
-        if (step.n_tokens <= 2048) /* longer ones find no time */
-            (void)cost_learn(c, &step, steps_us(d, &step, 0.0));
+    for (int i = 0; i < n; i++) {
+        trial_step(c, &trials[i], &steps[n_done]);
+        us[n_done] = steps_us(d, &steps[n_done], 0.0);
+        n_done += steps[n_done].n_tokens <= 2048; /* longer ones find no time */
     }
-    cost_settle(c);
+    cost_fit(c, steps, us, n_done);
 }
 
 #endif

@@ -107,7 +107,7 @@ static void test_traces(const char *name, const struct steps_device *device)
         ok(learning < 0.08, "and learning within %.1f%%", 100.0 * learning);
         (void)trace_error(&c, &d, (trace + 1) % 3, true);
         fixed = trace_error(&c, &d, (trace + 2) % 3, false);
-        ok(fixed < 0.10, "another trace, of which it has learned nothing, within %.1f%%",
+        ok(fixed < 0.12, "another trace, of which it has learned nothing, within %.1f%%",
            100.0 * fixed);
     }
 }
@@ -125,7 +125,6 @@ static void test_guess(void)
     d.pair_us *= 40.0;
     d.row_us *= 40.0;
     cost_init(&c, &shape);
-    cost_doubt(&c);
     (void)trace_error(&c, &d, 1, true);
     error = trace_error(&c, &d, 1, false);
     ok(error < 0.10, "from a wrong guess it learns while it serves: within %.1f%%", 100.0 * error);
