@@ -117,11 +117,9 @@ static void top_print(const struct top *t, const struct wire_stats *s, double pa
     printf("steps %9.1f a second, %.1f tokens each   first token %.3f s   between tokens %.4f s\n",
            steps, top_mean(t, s, HISTOGRAM_iteration), top_mean(t, s, HISTOGRAM_ttft),
            top_mean(t, s, HISTOGRAM_itl));
-    printf(
-        "between tokens at most %.0f ms: %.1f%% of steps limited; time foretold within 10%%: %.1f%% "
-        "of steps\n",
-        top_value(s, METRIC_itl_target_ms), top_share(t, s, METRIC_steps_limited, METRIC_steps),
-        top_foretold(t, s));
+    printf("between tokens at most %.0f ms: %.1f%% of steps limited; %.1f%% foretold within 10%%\n",
+           top_value(s, METRIC_itl_target_ms), top_share(t, s, METRIC_steps_limited, METRIC_steps),
+           top_foretold(t, s));
     printf("pages: device %.0f of %.0f in use, %.0f cached   host %.0f\n",
            top_value(s, METRIC_kv_usage_permille) * top_value(s, METRIC_pages) / 1000.0,
            top_value(s, METRIC_pages), top_value(s, METRIC_pages_cached),

@@ -18,7 +18,7 @@
 
 #include "base/must.h"
 
-#define COST_GUESS_SPREAD 1.5 /* of a factor's logarithm before anything is measured */
+#define COST_GUESS_SPREAD 1.5  /* of a factor's logarithm before anything is measured */
 #define COST_START_SPREAD 0.05 /* and after the trials: a clock's rate changes by so much */
 #define COST_DRIFT        5e-7 /* variance that a step adds: 0.2 in some 80,000 steps */
 #define COST_ODD_STEPS    3
@@ -148,8 +148,8 @@ void cost_take(const struct cost *c, struct cost_step *step, int n_before, int n
 
 /* --- foretelling -------------------------------------------------------------------------- */
 
-/* Products compute whole tiles of rows, so tokens up to the end of a tile cost nothing more. Steps of
- * few tokens have kernels of their own, which follow them closely. */
+/* Products compute whole tiles of rows, so tokens up to the end of a tile cost nothing more. Steps
+ * of few tokens have kernels of their own, which follow them closely. */
 static double cost_rows_of(const struct cost *c, int64_t n_tokens)
 {
     int64_t tile = c->shape.tile_tokens;
@@ -275,7 +275,7 @@ double cost_learn(struct cost *c, const struct cost_step *step, double us)
         c->n_tokens_seen = step->n_tokens;
     weight = fmax(1.0 / COST_ERROR_STEPS, 1.0 / (double)c->n_learned);
     c->error += weight * (fmin(error, 1.0) - c->error);
-    /* One odd step was delayed; several in a row are another device than the one that was learned. */
+    /* One odd step was delayed; several in a row are of another device than was learned. */
     cost_drift(c, c->n_odd >= COST_ODD_STEPS ? COST_ODD_DRIFT : COST_DRIFT);
     /* The noise is of the shorter time: a step that was delayed does not make itself credible. */
     cost_correct(c, h, fmin(us, foretold), us - foretold);

@@ -118,9 +118,9 @@ static bool loop_has_work(struct engine *e)
     return e->n_begun != e->n_ended;
 }
 
-/* The oldest step has ended: compare its time with the foretold one. It took the time since the step
- * before it ended, or since it began itself. A step without rows ends unseen by the host, and its
- * time would be counted to the next one. */
+/* The oldest step has ended: compare its time with the foretold one. It took the time since the
+ * step before it ended, or since it began itself. A step without rows ends unseen by the host, and
+ * its time would be counted to the next one. */
 static void loop_learn(struct engine *e, const struct engine_step *step)
 {
     uint64_t from_us = e->ended_us > step->begun_us ? e->ended_us : step->begun_us;

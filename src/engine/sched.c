@@ -201,7 +201,7 @@ static bool sched_has_time(const struct sched *s)
     return cost_us(s->limits.cost, &more) <= s->limit_us;
 }
 
-/* The time that a long prompt leaves to others: what they need, but at most half of what there is. */
+/* The time that a long prompt leaves to others: what they need, at most half of what there is. */
 static double sched_others_us(const struct sched *s, const struct seq *seq)
 {
     int64_t n = s->n_todo - sched_lacks(s, seq);
@@ -230,9 +230,9 @@ static int sched_in_time(const struct sched *s, const struct seq *seq, int n)
     return fits < SCHED_CHUNK_MIN ? SCHED_CHUNK_MIN : fits;
 }
 
-/* How many tokens seq may compute now: limited by the budget that is left, by the time that is left,
- * by the share of a long prompt, and by the rows that are left if the log probabilities of prompt
- * tokens are wanted. */
+/* How many tokens seq may compute now: limited by the budget and the time that are left, by the
+ * share of a long prompt, and by the rows that are left if the log probabilities of prompt tokens
+ * are wanted. */
 static int sched_share(struct sched *s, const struct seq *seq)
 {
     int n = sched_lacks(s, seq);
@@ -394,7 +394,7 @@ static bool sched_may_overtake(const struct sched *s, const struct seq *seq,
            (!sched_is_long(s, seq) && seq->request.priority == blocked->request.priority);
 }
 
-/* The decodes are planned: what they leave of the target is for prompts, and at least their share. */
+/* The decodes are planned: what they leave of the target is for prompts, at least their share. */
 static void sched_limit(struct sched *s, double target_us)
 {
     double decodes_us;

@@ -62,8 +62,8 @@ __attribute__((unused)) static double steps_normal(uint64_t *state)
 }
 
 /* The true time of a step without noise. Products: the slower of memory and arithmetic, with a
- * soft corner; of many tokens in tiles of 128 rows, as the times of an H200 show. Attention of short
- * chunks fills the device badly. */
+ * soft corner; of many tokens in tiles of 128 rows, as the times of an H200 show. Attention of
+ * short chunks fills the device badly. */
 __attribute__((unused)) static double steps_true_us(const struct steps_device *d,
                                                     const struct cost_step *s)
 {

@@ -331,7 +331,7 @@ static void test_burst(void)
         even_ms = values_at(&w.itl_ms, 0.99);
         if (i == 1)
             ok(w.itl_ms.n > 10000 && even_ms < 41.0,
-               "256 prompts at once: %zu tokens came before the last first one, %.1f ms apart (p99)",
+               "256 prompts at once: %zu tokens come before the last first one, p99 %.1f ms",
                w.itl_ms.n, even_ms);
         sim_close(&w);
     }
