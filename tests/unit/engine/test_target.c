@@ -9,6 +9,7 @@
 #include <stdlib.h>
 
 #include "base/mem.h"
+#include "base/must.h"
 #include "engine/sched.h"
 #include "tests/tap.h"
 #include "tests/unit/engine/steps.h"
@@ -371,6 +372,45 @@ static void test_share(void)
     sim_close(&w);
 }
 
+/* Long contexts: as many run as decode within the target with their prompts, the others wait, and
+ * all are served. One of higher priority does not wait. */
+static void test_admission(void)
+{
+    static struct sim w;
+    struct seq *urgent = NULL;
+    double late, limit_ms;
+    int most = 0;
+
+    sim_open(&w, &steps_h200_bf16, 20);
+    for (int k = 0; k < 150; k++)
+        (void)sim_ask(&w, 0, 3000, 3000);
+    while (w.n_done < 20) {
+        (void)sim_step(&w);
+        most = w.sched.n_running > most ? w.sched.n_running : most;
+    }
+    ok(most > 50 && most < 120 && sched_n_waiting(&w.sched) > 0,
+       "of 150 with 3000 to 6000 tokens each at most %d run at once", most);
+    (void)sim_ask(&w, 0, 3000, 3000);
+    for (int i = 0; i < N_SEQS; i++) {
+        if (w.pool.seqs[i].state == SEQ_WAITING && w.pool.seqs[i].arrival + 1 == w.arrivals)
+            urgent = &w.pool.seqs[i];
+    }
+    must(urgent != NULL);
+    sched_remove(&w.sched, urgent);
+    urgent->request.priority = -1;
+    sched_add(&w.sched, urgent);
+    for (int i = 0; i < 12; i++) /* some steps, until a prompt that has begun is computed */
+        (void)sim_step(&w);
+    ok(urgent->state == SEQ_RUNNING, "one of higher priority runs at once");
+    while (w.n_done < 151 && w.now_us < 1e9)
+        (void)sim_step(&w);
+    limit_ms = 25.0; /* outputs grow after the admission */
+    late = values_share_above(&w.itl_ms, limit_ms);
+    ok(w.n_done == 151 && late < 0.02, "all end, and %.2f%% of tokens are later than %.0f ms",
+       100.0 * late, limit_ms);
+    sim_close(&w);
+}
+
 /* --- mixed traffic ------------------------------------------------------------------------ */
 
 /* A request of the day: chats, documents with short answers, long answers; of three tenants. */
@@ -465,6 +505,7 @@ int main(void)
     test_closed("fp8, chats", &steps_h200_fp8, WORK_CHATS, 41.0);
     test_burst();
     test_share();
+    test_admission();
     test_mixed();
     return tap_done();
 }
