@@ -67,6 +67,39 @@ static void figures_add(struct figures *f, const struct stream_result *r)
         f->times_ms[FIGURES_ITL][f->n_times[FIGURES_ITL]++] = (double)r->gaps_ms[i];
 }
 
+/* Count the parts of answers in each second of the run, for the fullest one. */
+static bool figures_count(struct figures *f, const struct stream_result *results)
+{
+    uint64_t ended_us = 0;
+    size_t n_seconds;
+    int *counts;
+
+    f->begun_us = UINT64_MAX;
+    for (int i = 0; i < f->n; i++) {
+        if (results[i].succeeded && results[i].sent_us < f->begun_us)
+            f->begun_us = results[i].sent_us;
+        if (results[i].succeeded && results[i].last_us > ended_us)
+            ended_us = results[i].last_us;
+    }
+    if (f->n_succeeded == 0)
+        return true;
+    n_seconds = (size_t)((ended_us - f->begun_us) / 1000000u) + 2; /* sums of gaps are rounded */
+    counts = mem_zalloc_array(n_seconds, sizeof *counts);
+    for (int i = 0; i < f->n && counts != NULL; i++) {
+        double at_ms = (double)(results[i].first_us - f->begun_us) * 1e-3;
+
+        for (int k = 0; k <= results[i].n_gaps && results[i].succeeded; k++) {
+            size_t second = (size_t)(at_ms * 1e-3);
+
+            if (second < n_seconds && ++counts[second] > f->peak)
+                f->peak = counts[second];
+            at_ms += k < results[i].n_gaps ? (double)results[i].gaps_ms[k] : 0.0;
+        }
+    }
+    mem_free(counts);
+    return counts != NULL;
+}
+
 bool figures_make(struct figures *f, const struct figures_options *o,
                   const struct stream_result *results, const int *input_lens, int n)
 {
@@ -94,7 +127,7 @@ bool figures_make(struct figures *f, const struct figures_options *o,
     }
     for (int i = 0; i < FIGURES_TIMES; i++)
         qsort(f->times_ms[i], (size_t)f->n_times[i], sizeof(double), figures_compare);
-    return true;
+    return figures_count(f, results);
 }
 
 void figures_fini(struct figures *f)
@@ -250,6 +283,8 @@ static void figures_write_list(struct buf *out, const struct figures *f,
         buf_add_text(out, i > 0 ? ", " : "");
         if (strcmp(name, "ttfts") == 0)
             json_write_real(out, r->succeeded ? figures_of(r, FIGURES_TTFT) * 1e-3 : 0.0);
+        else if (strcmp(name, "start_times") == 0)
+            json_write_real(out, (double)r->sent_us * 1e-6);
         else if (strcmp(name, "input_lens") == 0)
             buf_printf(out, "%d", r->n_input > 0 ? r->n_input : 0);
         else if (strcmp(name, "output_lens") == 0)
@@ -299,7 +334,8 @@ static void figures_write_run(struct buf *out, const struct figures *f,
 void figures_write(struct buf *out, const struct figures *f, const struct figures_options *o,
                    const struct figures_run *run, const struct stream_result *results)
 {
-    static const char *const details[] = {"input_lens", "output_lens", "ttfts", "itls", "errors"};
+    static const char *const details[] = {"input_lens", "output_lens", "ttfts",
+                                          "itls",       "start_times", "errors"};
     double s = run->seconds > 0.0 ? run->seconds : 1e-9;
 
     figures_write_run(out, f, run);
@@ -314,7 +350,8 @@ void figures_write(struct buf *out, const struct figures *f, const struct figure
         buf_add_text(out, ", \"request_goodput\": null");
     figures_real(out, "output_throughput", (double)f->n_output / s);
     figures_real(out, "total_token_throughput", (double)(f->n_input + f->n_output) / s);
-    buf_printf(out, ", \"max_concurrent_requests\": %d", run->n_at_once);
+    buf_printf(out, ", \"max_output_tokens_per_s\": %d.0, \"max_concurrent_requests\": %d", f->peak,
+               run->n_at_once);
     for (int i = 0; i < FIGURES_TIMES; i++)
         figures_write_time(out, f, o, (enum figures_time)i);
     figures_real(out, "max_itl_ms", figures_percentile(f, FIGURES_ITL, 100.0));

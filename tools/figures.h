@@ -46,6 +46,8 @@ struct figures {
     int n_times[FIGURES_TIMES];
     int n, n_succeeded, n_good;
     long long n_input, n_output; /* tokens of the requests that succeeded */
+    uint64_t begun_us;           /* the first request */
+    int peak;                    /* most parts of answers in a second */
 };
 
 /* Compute; false: no memory. results: [n]; input_lens: their expected lengths, for servers without
