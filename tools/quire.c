@@ -24,6 +24,7 @@ int main(int argc, char **argv)
     }
     fprintf(wants_help ? stdout : stderr,
             "usage: quire bench latency|throughput|kernel --model FOLDER [options]\n"
+            "       quire bench serve [--url URL] [--request-rate R] [options]\n"
             "       quire chat [--url URL] [--model NAME] [--system TEXT] [options]\n"
             "       quire eval perplexity|choices FOLDER FILE [--len N] [settings]\n"
             "       quire generate [--url URL] [--prompt TEXT]... [FILE|-] [options]\n"

@@ -6,6 +6,7 @@
 #define QUIRE_TOOLS_QUIRE_H
 
 int quire_bench(int argc, char **argv);
+int quire_bench_serve(int argc, char **argv); /* called by quire_bench() */
 int quire_chat(int argc, char **argv);
 int quire_eval(int argc, char **argv);
 int quire_generate(int argc, char **argv);

@@ -698,10 +698,12 @@ static int take_options(struct bench_options *o, int argc, char **argv)
 static void help(void)
 {
     printf(
-        "usage: quire bench latency|throughput|kernel --model FOLDER [options] [settings]\n\n"
+        "usage: quire bench latency|throughput|kernel --model FOLDER [options] [settings]\n"
+        "       quire bench serve [--url URL] [options]; see quire bench serve --help\n\n"
         "latency     decodes of 1 to 256 sequences and the prefill of 8192 tokens\n"
         "throughput  many requests at once\n"
-        "kernel      the matrix products of the model, one at a time\n\n"
+        "kernel      the matrix products of the model, one at a time\n"
+        "serve       load on a running server, and the times that clients see\n\n"
         "  --num-prompts N      512    number of requests\n"
         "  --max-concurrency N  256    maximum concurrent requests\n"
         "  --input-len N        1024   tokens per prompt\n"
@@ -719,13 +721,18 @@ int quire_bench(int argc, char **argv)
 
     if (bench == NULL)
         die("no memory");
+    if (strcmp(what, "serve") == 0) {
+        mem_free(bench);
+        return quire_bench_serve(argc - 1, argv + 1);
+    }
     if (strcmp(what, "--help") == 0) {
         help();
         return 0;
     }
     if (strcmp(what, "latency") != 0 && strcmp(what, "throughput") != 0 &&
         strcmp(what, "kernel") != 0)
-        die("the first argument must be latency, throughput or kernel; see quire bench --help");
+        die("the first argument must be latency, throughput, kernel or serve; see quire bench "
+            "--help");
     bench->options = (struct bench_options){.num_prompts = 512,
                                             .max_concurrency = 256,
                                             .input_len = 1024,

@@ -23,9 +23,10 @@
 #include "tools/quire.h"
 
 #define TOP_TIMEOUT_MS 2000
-#define TOP_LINES      11 /* lines other than those of namespaces, including the cursor's */
+#define TOP_LINES      12 /* lines other than those of namespaces, including the cursor's */
 #define TOP_ENGINES    16
-#define TOP_SPACES     10 /* lines of namespaces, and one for all others */
+#define TOP_ERROR      0.1 /* of a foretold time: a bound of the histogram's buckets */
+#define TOP_SPACES     10  /* lines of namespaces, and one for all others */
 
 struct top {
     const char *path;
@@ -73,6 +74,22 @@ static double top_share(const struct top *t, const struct wire_stats *s, enum wi
     return (top_value(s, part) - top_value(&t->before, part)) / n * 100.0;
 }
 
+/* The share of steps since the last look whose time was foretold within 10%, in percent. */
+static double top_foretold(const struct top *t, const struct wire_stats *s)
+{
+    const struct wire_histogram *now = &s->histograms[HISTOGRAM_step_error];
+    const struct wire_histogram *before = &t->before.histograms[HISTOGRAM_step_error];
+    uint64_t n = atomic_load(&now->count) - before->count, within = 0;
+    int n_bounds;
+    const double *bounds = wire_bucket_bounds(HISTOGRAM_step_error, &n_bounds);
+
+    for (int i = 0; i < n_bounds && bounds[i] <= TOP_ERROR; i++)
+        within += atomic_load(&now->buckets[i]) - before->buckets[i];
+    if (n == 0)
+        return 0.0;
+    return 100.0 * (double)within / (double)n;
+}
+
 /* All refusals since the engine's start, for any reason. */
 static double top_refused(const struct wire_stats *s)
 {
@@ -100,6 +117,9 @@ static void top_print(const struct top *t, const struct wire_stats *s, double pa
     printf("steps %9.1f a second, %.1f tokens each   first token %.3f s   between tokens %.4f s\n",
            steps, top_mean(t, s, HISTOGRAM_iteration), top_mean(t, s, HISTOGRAM_ttft),
            top_mean(t, s, HISTOGRAM_itl));
+    printf("between tokens at most %.0f ms: %.1f%% of steps limited; %.1f%% foretold within 10%%\n",
+           top_value(s, METRIC_itl_target_ms), top_share(t, s, METRIC_steps_limited, METRIC_steps),
+           top_foretold(t, s));
     printf("pages: device %.0f of %.0f in use, %.0f cached   host %.0f\n",
            top_value(s, METRIC_kv_usage_permille) * top_value(s, METRIC_pages) / 1000.0,
            top_value(s, METRIC_pages), top_value(s, METRIC_pages_cached),

@@ -27,6 +27,7 @@
 #include "base/names.h"
 #include "base/settings.h"
 #include "engine/cache_admin.h"
+#include "engine/cost.h"
 #include "engine/guide.h"
 #include "engine/held.h"
 #include "engine/rate.h"
@@ -51,6 +52,8 @@ struct engine_step {
     int *drafts;       /* int [max_num_seqs], per sequence: drafts among its tokens */
     int n_seqs, n_rows, n_tokens;
     bool waits; /* its rows are sampled after the step before has ended: they need its tokens */
+    struct cost_step load; /* its parts, for the cost model */
+    bool is_limited;       /* prompts got fewer tokens because of itl_target_ms */
     uint64_t begun_us;
 };
 
@@ -125,6 +128,9 @@ struct engine {
     int32_t *extra_words;                      /* room for the arrays of one request
                                                 * (wire_extra()) */
 
+    struct cost cost;   /* what steps take */
+    uint64_t ended_us;  /* clock_us() at the last step's end */
+    bool end_is_unseen; /* that step had no rows, so the device may still have computed it */
     struct draft_options drafts;
     struct tiers tiers;
     struct power power;

@@ -181,6 +181,8 @@ void fill_batch(struct engine *e)
     batch->n_masks = 0;
     step->waits = false;
     step->begun_us = e->now_us;
+    step->load = e->sched.load;
+    step->is_limited = e->sched.is_limited;
     batch->n_seqs = e->sched.n_planned;
     for (int i = 0; i < batch->n_seqs; i++) {
         struct seq *seq = e->sched.planned[i];

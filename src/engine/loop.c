@@ -5,6 +5,7 @@
  * once a second for its heartbeat; a busy one waits for nothing but the device. */
 #include "base/clock.h"
 #include "base/fault.h"
+#include "base/log.h"
 #include "base/must.h"
 #include "base/service.h"
 #include "engine/engine.h"
@@ -117,6 +118,26 @@ static bool loop_has_work(struct engine *e)
     return e->n_begun != e->n_ended;
 }
 
+/* The oldest step has ended: compare its time with the foretold one. It took the time since the
+ * step before it ended, or since it began itself. A step without rows ends unseen by the host, and
+ * its time would be counted to the next one. */
+static void loop_learn(struct engine *e, const struct engine_step *step)
+{
+    uint64_t from_us = e->ended_us > step->begun_us ? e->ended_us : step->begun_us;
+    double us = e->now_us > from_us ? (double)(e->now_us - from_us) : 0.0;
+
+    if (step->n_rows > 0 && !e->end_is_unseen && us > 0.0) {
+        log_debug("engine: step of %d tokens, %d sequences, %.0f keys, %.0f pairs: %.0f us, "
+                  "foretold %.0f",
+                  step->n_tokens, step->n_seqs, step->load.decode_keys, step->load.prompt_pairs, us,
+                  cost_us(&e->cost, &step->load));
+        stats_observe(&e->stats, HISTOGRAM_step_error, cost_learn(&e->cost, &step->load, us));
+    }
+    stats_add(&e->stats, METRIC_steps_limited, step->is_limited);
+    e->end_is_unseen = step->n_rows == 0;
+    e->ended_us = e->now_us;
+}
+
 /* Wait for the oldest step and publish its tokens. */
 static int loop_end_step(struct engine *e)
 {
@@ -127,6 +148,7 @@ static int loop_end_step(struct engine *e)
         return rc;
     e->n_ended++;
     e->now_us = clock_us();
+    loop_learn(e, step);
     publish_step(e, step);
     return ERR_OK;
 }

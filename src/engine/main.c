@@ -17,6 +17,7 @@
 #include "base/service.h"
 #include "engine/engine.h"
 #include "engine/replica.h"
+#include "engine/trial.h"
 #include "ipc/attach.h"
 
 /* Some 20 GB of the most recently used pages are ready by then. */
@@ -237,6 +238,8 @@ static int main_open_queues(struct engine *e)
         .n_stages = shape->n_stages,
         .groups = shape->groups,
         .drafts = e->drafts.method == DRAFT_NONE ? NULL : &e->drafts,
+        .cost = &e->cost,
+        .itl_target_ms = e->settings.itl_target_ms,
     };
     struct seq_pool_limits of_seqs = {.n_seqs =
                                           e->settings.max_num_queued_reqs + shape->max_num_seqs,
@@ -263,6 +266,8 @@ static int main_open_queues(struct engine *e)
         rc = main_open_guide(e);
     if (rc == ERR_OK)
         rc = fill_init(e);
+    if (rc == ERR_OK)
+        rc = trial_run(e);
     if (rc == ERR_OK)
         rc = tiers_init(e);
     if (rc == ERR_OK)

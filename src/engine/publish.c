@@ -489,6 +489,8 @@ static void publish_gauges(struct engine *e)
               (uint64_t)(n - pages_free(e->pages)) * 1000u / (uint64_t)n);
     stats_set(s, METRIC_lanes, (uint64_t)e->admission.n_lanes);
     stats_set(s, METRIC_preemptions, e->sched.n_preemptions);
+    stats_set(s, METRIC_itl_target_ms,
+              (uint64_t)(cost_target_us(&e->cost, e->settings.itl_target_ms, 1) * 1e-3));
     stats_set(s, METRIC_pages_kept, (uint64_t)pages_kept(e->pages));
     stats_set(s, METRIC_prefix_queries, e->sched.n_prefix_queries);
     stats_set(s, METRIC_prefix_hits, e->sched.n_prefix_hits);

@@ -6,12 +6,19 @@
  * at), plus one hash per page of each prompt that is admitted or tried. */
 #include "engine/sched.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "base/mem.h"
 #include "base/must.h"
 
 #define SCHED_TRIES 4 /* sequences without pages that one plan tries: each try hashes the prompt */
+/* The least time of prompts in a step, as a share of that of its decodes. */
+#define SCHED_PROMPT_SHARE 0.25
+/* However short the target, so many times the fixed part of a step is left for decodes. */
+#define SCHED_DECODE_MIN 2.0
+/* The least tokens of a chunk: fewer cost a step's kernels as much. */
+#define SCHED_CHUNK_MIN 64
 
 /* Memory for one plan, allocated once. */
 int sched_init(struct sched *s, const struct sched_limits *limits, struct pages *pages)
@@ -99,16 +106,32 @@ void sched_remove(struct sched *s, struct seq *seq)
     seq->state = SEQ_FREE;
 }
 
+/* Add the plan of a sequence to the step's parts, or take it away. */
+static void sched_count(struct sched *s, const struct seq *seq,
+                        void count(const struct cost *, struct cost_step *, int, int, int))
+{
+    int done = seq->n_computed + seq->n_ahead;
+    int n_rows = seq_tells_prompt(seq) ? seq->n_planned : 1 + seq->draft.n;
+
+    if (s->limits.cost == NULL)
+        return;
+    if (!seq_tells_prompt(seq) && done + seq->n_planned < seq->n_tokens + seq->n_pending)
+        n_rows = 0; /* not the last chunk */
+    count(s->limits.cost, &s->load, done, seq->n_planned, n_rows);
+}
+
 /* Take a running sequence's pages and let it wait again. If it is in the plan already, its tokens
  * and rows go back to the budget, for others to take. */
 static void sched_preempt(struct sched *s, struct seq *seq)
 {
     must(seq->n_ahead == 0 && seq->n_pending == 0);
+    if (seq->n_planned > 0) {
+        s->n_planned_tokens -= seq->n_planned;
+        s->n_planned_rows -= seq_tells_prompt(seq) ? seq->n_planned - 1 : seq->draft.n;
+        sched_count(s, seq, cost_take);
+    }
     sched_run_remove(s, seq);
     sched_drop_pages(s, seq);
-    s->n_planned_tokens -= seq->n_planned;
-    if (seq->n_planned > 0)
-        s->n_planned_rows -= seq_tells_prompt(seq) ? seq->n_planned - 1 : seq->draft.n;
     seq->n_planned = 0;
     seq->draft.n = 0;
     seq->searched = false; /* a lower tier may have the pages that it loses */
@@ -136,6 +159,7 @@ static bool sched_give(struct sched *s, struct seq *seq, int n)
     seq->n_planned = n;
     s->n_planned_tokens += n;
     s->n_planned_rows += seq_tells_prompt(seq) ? n - 1 : seq->draft.n;
+    sched_count(s, seq, cost_add);
     return true;
 }
 
@@ -160,9 +184,56 @@ static int sched_lacks(const struct sched *s, const struct seq *seq)
     return seq->n_tokens + seq->n_pending - seq->n_computed - seq->n_ahead;
 }
 
-/* How many tokens seq may compute now: limited by the budget that is left, by the share of a long
- * prompt, and by the rows that are left if the log probabilities of prompt tokens are wanted. */
-static int sched_share(const struct sched *s, const struct seq *seq)
+/* Whether a prompt is long depends on the tokens that it lacks, so its last chunk is not. */
+static bool sched_is_long(const struct sched *s, const struct seq *seq)
+{
+    return sched_lacks(s, seq) > s->limits.long_prefill_tokens;
+}
+
+/* Has the step time for a chunk of a prompt? The first one always has some. */
+static bool sched_has_time(const struct sched *s)
+{
+    struct cost_step more = s->load;
+
+    if (s->limit_us <= 0.0 || !s->prompt_planned)
+        return true;
+    cost_add(s->limits.cost, &more, 0, SCHED_CHUNK_MIN, 1);
+    return cost_us(s->limits.cost, &more) <= s->limit_us;
+}
+
+/* The time that a long prompt leaves to others: what they need, at most half of what there is. */
+static double sched_others_us(const struct sched *s, const struct seq *seq)
+{
+    int64_t n = s->n_todo - sched_lacks(s, seq);
+    double us = cost_us(s->limits.cost, &s->load), left_us = fmax(0.0, s->limit_us - us);
+    struct cost_step more = s->load;
+
+    if (n <= 0)
+        return 0.0;
+    if (n > s->limits.max_num_batched_tokens)
+        n = s->limits.max_num_batched_tokens;
+    cost_add(s->limits.cost, &more, 0, (int)n, 1);
+    return fmin(left_us / 2.0, cost_us(s->limits.cost, &more) - us);
+}
+
+/* Of n tokens of a prompt, those that the step has time for. */
+static int sched_in_time(const struct sched *s, const struct seq *seq, int n)
+{
+    int done = seq->n_computed + seq->n_ahead, fits;
+    double limit_us = s->limit_us;
+
+    if (limit_us <= 0.0 || n <= SCHED_CHUNK_MIN)
+        return n;
+    if (!s->long_is_last && sched_is_long(s, seq))
+        limit_us -= sched_others_us(s, seq);
+    fits = cost_fits(s->limits.cost, &s->load, done, n, limit_us);
+    return fits < SCHED_CHUNK_MIN ? SCHED_CHUNK_MIN : fits;
+}
+
+/* How many tokens seq may compute now: limited by the budget and the time that are left, by the
+ * share of a long prompt, and by the rows that are left if the log probabilities of prompt tokens
+ * are wanted. */
+static int sched_share(struct sched *s, const struct seq *seq)
 {
     int n = sched_lacks(s, seq);
     int left = s->limits.max_num_batched_tokens - s->n_planned_tokens;
@@ -170,6 +241,14 @@ static int sched_share(const struct sched *s, const struct seq *seq)
 
     if (!alone && n > s->limits.long_prefill_tokens)
         n = s->limits.long_prefill_tokens;
+    if (n > left)
+        n = left;
+    if (n > 1) {
+        int in_time = sched_in_time(s, seq, n);
+
+        s->is_limited = s->is_limited || in_time < n;
+        n = in_time;
+    }
     /* One row per token. Each running sequence needs one row anyway, and half of the rest is left
      * for sequences that are admitted later in this plan. */
     if (seq_tells_prompt(seq)) {
@@ -180,15 +259,7 @@ static int sched_share(const struct sched *s, const struct seq *seq)
         if (n > seq->chunk_max)
             n = seq->chunk_max;
     }
-    if (n > left)
-        n = left;
     return tables_clip(&s->tables, seq, n);
-}
-
-/* Whether a prompt is long depends on the tokens that it lacks, so its last chunk is not. */
-static bool sched_is_long(const struct sched *s, const struct seq *seq)
-{
-    return sched_lacks(s, seq) > s->limits.long_prefill_tokens;
 }
 
 /* The passes over the running sequences. */
@@ -247,6 +318,10 @@ static void sched_plan_running(struct sched *s, enum sched_pass pass)
 
         if (!sched_is_due(s, seq, pass))
             continue;
+        if (pass != SCHED_DECODES && !sched_has_time(s)) {
+            s->is_limited = true;
+            return;
+        }
         n = sched_share(s, seq);
         /* The budget is used up: the sequences after it get nothing either, or they would
          * overtake. */
@@ -257,6 +332,7 @@ static void sched_plan_running(struct sched *s, enum sched_pass pass)
             n += sched_drafts(s, seq);
         if (!sched_give(s, seq, n))
             return;
+        s->prompt_planned = s->prompt_planned || pass != SCHED_DECODES;
         n_left--;
         if (pass == SCHED_DECODES)
             tenants_charge_token(&s->tenants, seq);
@@ -282,6 +358,8 @@ static bool sched_admit(struct sched *s, struct seq *seq)
     sched_run_insert(s, seq);
     /* A preempted sequence was charged for its prompt when it was first admitted: not again. */
     tenants_run(&s->tenants, seq, seq->counted ? 0 : seq->n_tokens - seq->n_computed);
+    if (s->limits.cost != NULL)
+        cost_add(s->limits.cost, &s->decodes, seq->n_tokens - 1, 1, 1);
     if (!seq->counted) {
         s->n_prefix_queries += (uint64_t)seq->n_tokens;
         s->n_prefix_hits += (uint64_t)seq->n_computed;
@@ -297,14 +375,15 @@ static bool sched_admit(struct sched *s, struct seq *seq)
     must(n > 0);
     s->long_planned = s->long_planned || sched_is_long(s, seq);
     must(sched_give(s, seq, n));
+    s->prompt_planned = true;
     return true;
 }
 
-/* A place is a row of the next step and a token of its budget. */
+/* A place is a row of the next step, a token of its budget, and time for a chunk. */
 static bool sched_has_place(const struct sched *s)
 {
     return s->n_running + s->n_planned_rows < s->limits.max_num_seqs &&
-           s->n_planned_tokens < s->limits.max_num_batched_tokens;
+           s->n_planned_tokens < s->limits.max_num_batched_tokens && sched_has_time(s);
 }
 
 /* May seq be admitted before `blocked`, which found no pages? Only short ones of equal priority. */
@@ -313,6 +392,34 @@ static bool sched_may_overtake(const struct sched *s, const struct seq *seq,
 {
     return blocked == NULL ||
            (!sched_is_long(s, seq) && seq->request.priority == blocked->request.priority);
+}
+
+/* The decodes are planned: what they leave of the target is for prompts, at least their share. */
+static void sched_limit(struct sched *s, double target_us)
+{
+    double decodes_us;
+
+    if (target_us <= 0.0)
+        return;
+    decodes_us = cost_us(s->limits.cost, &s->load);
+    s->limit_us = fmax(target_us, decodes_us * (1.0 + SCHED_PROMPT_SHARE));
+    s->decode_max_us = fmax(target_us / (1.0 + SCHED_PROMPT_SHARE),
+                            SCHED_DECODE_MIN * cost_us(s->limits.cost, &(struct cost_step){0}));
+}
+
+/* May seq run, too? Not if the decodes alone would take so long that prompts beside them break the
+ * target: then it waits until others have ended. A sequence with more keys than that runs beside
+ * half as many others, and one of higher priority than the last that runs does not wait. */
+static bool sched_may_run(const struct sched *s, const struct seq *seq)
+{
+    struct cost_step more = s->decodes;
+
+    if (s->decode_max_us <= 0.0 || s->n_running == 0 ||
+        seq->request.priority < s->running[s->n_running - 1]->request.priority ||
+        cost_us(s->limits.cost, &more) <= s->decode_max_us / 2.0)
+        return true;
+    cost_add(s->limits.cost, &more, seq->n_tokens - 1, 1, 1);
+    return cost_us(s->limits.cost, &more) <= s->decode_max_us;
 }
 
 /* Admit waiting sequences while there is room. True when a long prompt was skipped because another
@@ -334,7 +441,7 @@ static bool sched_plan_waiting(struct sched *s)
             continue;
         }
         /* Sequences that fail to find pages are counted, because each failure hashes a prompt. */
-        if (sched_admit(s, seq)) {
+        if (sched_may_run(s, seq) && sched_admit(s, seq)) {
             if (blocked != NULL)
                 blocked->n_overtaken++;
         } else {
@@ -374,11 +481,41 @@ static void sched_displace(struct sched *s)
         sched_preempt(s, seq);
 }
 
+/* Prepare the limit of the plan's time, before anything is planned: what is to be computed of
+ * prompts, and the step in which all that runs decodes. A sequence whose token is being sampled
+ * decodes, although it may lack none. */
+static double sched_target_us(struct sched *s)
+{
+    const struct cost *cost = s->limits.cost;
+    int n_decodes = 0;
+
+    s->n_todo = s->tenants.n_waiting_tokens;
+    s->is_limited = s->prompt_planned = false;
+    s->limit_us = s->decode_max_us = 0.0;
+    s->load = s->decodes = (struct cost_step){0};
+    if (cost == NULL)
+        return 0.0;
+    for (int i = 0; i < s->n_running; i++) {
+        const struct seq *seq = s->running[i];
+        int n = sched_lacks(s, seq);
+
+        if (seq->paused)
+            continue;
+        n_decodes += seq->n_pending > 0 || n == 1;
+        s->n_todo += n > 1 ? n : 0;
+        cost_add(cost, &s->decodes, seq->n_tokens + seq->n_pending - 1, 1, 1);
+    }
+    if (n_decodes == 0)
+        return 0.0;
+    return cost_target_us(cost, s->limits.itl_target_ms, s->limits.n_stages);
+}
+
 /* The plan starts empty; each walk below adds to it and may preempt. A preemption ends admission
  * for this plan, because the pages that it freed are needed by running sequences. */
 void sched_plan(struct sched *s)
 {
     uint64_t preempted;
+    double target_us;
     bool passed;
 
     for (int i = 0; i < s->n_running; i++)
@@ -387,6 +524,8 @@ void sched_plan(struct sched *s)
     s->n_planned_tokens = 0;
     s->n_planned_rows = 0;
     s->long_planned = false;
+    s->long_is_last = false;
+    target_us = sched_target_us(s);
     must(s->tables.n_copies == 0);
     /* States are copied before any page is given away: a snapshot needs free pages too. */
     for (int i = 0; i < s->n_running; i++)
@@ -394,8 +533,10 @@ void sched_plan(struct sched *s)
     sched_displace(s);
     preempted = s->n_preemptions;
     sched_plan_running(s, SCHED_DECODES);
+    sched_limit(s, target_us);
     sched_plan_running(s, SCHED_PROMPTS);
     passed = s->n_preemptions == preempted && sched_plan_waiting(s);
+    s->long_is_last = true;
     sched_plan_running(s, SCHED_REST);
     s->long_planned = false;
     if (passed && s->n_preemptions == preempted)

@@ -17,6 +17,14 @@
  * step that it shares. So however many long prompts there are, the rest of each step is for
  * sequences that are soon done.
  *
+ * A step delays the tokens of all running sequences. So while any of them decodes, prompts get only
+ * as many tokens as keep the step within a target (cost.h foretells its time), in the same order:
+ * one prompt is finished before the next begins, so that many prompts at once are computed in
+ * waves, and the first of them decode meanwhile. However long the decodes take, prompts get a share
+ * of time beside them; and no sequence is admitted while the decodes alone would not leave that
+ * share within the target. A long prompt leaves others what they need, up to half of a step's time
+ * for prompts. While nothing decodes, steps are as long as their tokens allow.
+ *
  * The plan's pages, evictions and copies are in tables.h. A cached prefix is used to the token, not
  * to the page: where a prompt diverges inside a cached page, a copy of that page serves its first
  * tokens.
@@ -41,6 +49,7 @@
 #include <stdint.h>
 
 #include "base/err.h"
+#include "engine/cost.h"
 #include "engine/seq.h"
 #include "engine/tables.h"
 #include "engine/tenants.h"
@@ -55,6 +64,8 @@ struct sched_limits {
     const struct cache_group *groups;
     const struct draft_options *drafts; /* NULL: no drafts are made */
     int n_stages;                       /* of the model; 0: one */
+    const struct cost *cost;            /* borrowed for good; NULL: steps have no target */
+    int itl_target_ms;                  /* as cost_target_us() */
 };
 
 struct sched {
@@ -68,8 +79,16 @@ struct sched {
     struct seq **planned; /* [max_num_seqs]; n_planned is set in each */
     int n_planned;
     int n_planned_tokens;
-    int n_planned_rows; /* rows for prompt tokens and drafts, beyond one per sequence */
-    bool long_planned;  /* a long prompt has a chunk in this plan */
+    int n_planned_rows;       /* rows for prompt tokens and drafts, beyond one per sequence */
+    bool long_planned;        /* a long prompt has a chunk in this plan */
+    struct cost_step load;    /* the plan's parts, if there is a cost model */
+    struct cost_step decodes; /* those of a step in which all that runs decodes */
+    double limit_us;          /* prompts must not make the plan longer; 0: no limit */
+    double decode_max_us;     /* nor new sequences the decodes; 0: no limit */
+    int64_t n_todo;           /* prompt tokens that are to be computed, of those that wait too */
+    bool long_is_last;        /* all others have their tokens: long ones may have the rest */
+    bool prompt_planned;      /* the plan has tokens of a prompt */
+    bool is_limited;          /* a prompt got less because of the limit */
 
     unsigned n_begun; /* steps; wraps */
 

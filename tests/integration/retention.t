@@ -351,8 +351,8 @@ with tap.section("namespaces"), stack(store=True, front=SHARED) as s:
         return sorted(most[:n] + [tuple(map(sum, zip(*most[n:])))])
     tap.ok(until(lambda: sorted(top(s).values()) == best(10), 5),
            "which tells the ten that were asked for most, and the others as one", (top(s), best(10)))
-    tap.eq(sorted(top(s, 15).values()), best(4), "on a screen of 15 lines four")
-    tap.eq(top(s, 11), {}, "on a lower one none")
+    tap.eq(sorted(top(s, 16).values()), best(4), "on a screen of 16 lines four")
+    tap.eq(top(s, 12), {}, "on a lower one none")
 
 with tap.section("a cache for each key"), stack() as s:
     def mine(i, **fields):

@@ -172,8 +172,9 @@ static void api_metric_value(const struct api_engines *all, struct buf *b, enum 
         v = atomic_load_explicit(&engine->stats->values[id], memory_order_relaxed);
         buf_add_text(b, name);
         api_labels(all->f, b, engine->idx, labels);
-        /* Shared memory has whole numbers only: these two are in thousandths. */
-        if (id == METRIC_kv_usage_permille || id == METRIC_process_cpu_ms)
+        /* Shared memory has whole numbers only: these are in thousandths. */
+        if (id == METRIC_kv_usage_permille || id == METRIC_process_cpu_ms ||
+            id == METRIC_itl_target_ms)
             buf_printf(b, "} %.3f\n", (double)v / 1000.0);
         else
             buf_printf(b, "} %llu\n", v);

@@ -40,6 +40,8 @@ struct world {
     struct flight flights[STAGES_MAX + 1]; /* in a ring */
     unsigned n_steps, n_ended, n_ahead;
     uint32_t *contents; /* [n_pages][BLOCK] */
+    struct cost cost;   /* 100 us a token, 5 a key */
+    unsigned n_limited; /* steps that had less because of the target */
 };
 
 static void note_named(void *context, int32_t page)
@@ -53,6 +55,7 @@ static void note_named(void *context, int32_t page)
 /* The sizes of a world. */
 struct sizes {
     int n_pages, budget, max_seqs, longest, n_stages;
+    int target_ms; /* of steps; 0: none */
 };
 
 static void world_open_stages(struct world *w, const struct contents_kind *kind, struct sizes sizes,
@@ -65,17 +68,26 @@ static void world_open_stages(struct world *w, const struct contents_kind *kind,
                                   .prefix_caching = true,
                                   .n_groups = kind->n_groups,
                                   .groups = kind->groups,
-                                  .n_stages = sizes.n_stages};
+                                  .n_stages = sizes.n_stages,
+                                  .cost = sizes.target_ms != 0 ? &w->cost : NULL,
+                                  .itl_target_ms = sizes.target_ms};
     struct seq_pool_limits of_seqs = {.n_seqs = N_SEQS,
                                       .max_model_len = sizes.longest,
                                       .page_tokens = BLOCK,
                                       .n_vocab = 512,
                                       .n_groups = kind->n_groups};
 
+    const struct cost_shape of_steps = {.token_flops = 1e7,
+                                        .key_bytes = 1e5,
+                                        .pair_flops = 1e4,
+                                        .groups = kind->groups,
+                                        .n_groups = kind->n_groups};
+
     *w = (struct world){
         .seed = seed, .n_stages = sizes.n_stages, .waited = mem_zalloc_array(N_SEQS, sizeof(int))};
     w->contents = mem_zalloc_array((size_t)sizes.n_pages * BLOCK, sizeof *w->contents);
     must_ok(pages_open(&w->pages, sizes.n_pages, BLOCK));
+    cost_init(&w->cost, &of_steps);
     must_ok(sched_init(&w->sched, &limits, w->pages));
     of_seqs.n_state_pages = w->sched.tables.n_state_pages;
     must_ok(seq_pool_init(&w->pool, &of_seqs));
@@ -84,7 +96,7 @@ static void world_open_stages(struct world *w, const struct contents_kind *kind,
 static void world_open_kind(struct world *w, const struct contents_kind *kind, int n_pages,
                             int budget, int max_seqs, int longest, unsigned seed)
 {
-    world_open_stages(w, kind, (struct sizes){n_pages, budget, max_seqs, longest, 1}, seed);
+    world_open_stages(w, kind, (struct sizes){n_pages, budget, max_seqs, longest, 1, 0}, seed);
 }
 
 static void world_open_long(struct world *w, int n_pages, int budget, int max_seqs, int longest,
@@ -245,6 +257,30 @@ static bool world_takes_token(struct world *w, const struct seq *q)
     return false;
 }
 
+/* The plan's parts are those of its sequences, also after preemptions; and a step with decodes that
+ * is longer than its limit has nothing of prompts but the least. */
+static bool world_counts(const struct world *w)
+{
+    const struct sched *s = &w->sched;
+    struct cost_step sum = {0};
+
+    if (s->limits.cost == NULL)
+        return true;
+    for (int i = 0; i < s->n_planned; i++) {
+        const struct seq *q = s->planned[i];
+        int done = q->n_computed + q->n_ahead;
+
+        cost_add(&w->cost, &sum, done, q->n_planned,
+                 done + q->n_planned == q->n_tokens + q->n_pending);
+    }
+    return sum.n_tokens == s->load.n_tokens && sum.n_rows == s->load.n_rows &&
+           sum.n_chunks == s->load.n_chunks &&
+           (sum.decode_keys - s->load.decode_keys) * (sum.decode_keys - s->load.decode_keys) <
+               1e-6 &&
+           (s->limit_us <= 0.0 || s->load.n_chunks <= 1 ||
+            cost_us(&w->cost, &sum) < 1.02 * s->limit_us + 64.0 * 100.0);
+}
+
 /* Plan and begin a step, and end one: this one, or with w->ahead the n_stages-th before, where the
  * scheduler has room for that. False when an invariant broke. */
 static bool world_step(struct world *w)
@@ -257,6 +293,9 @@ static bool world_step(struct world *w)
         world_end_steps(w, w->n_steps - w->n_ended - 1);
     w->n_ahead += w->n_steps != w->n_ended;
     sched_plan(s);
+    w->n_limited += s->is_limited;
+    if (!world_counts(w))
+        return false;
     if (!world_evict(w) || !world_compute(w))
         return false;
     for (int i = 0; i < s->n_planned; i++) {
@@ -291,6 +330,8 @@ static bool world_step(struct world *w)
     world_end_steps(w, w->ahead ? (unsigned)w->n_stages : 0);
     return true;
 }
+
+static unsigned n_limited; /* steps of all simulations */
 
 static void test_simulation(const struct contents_kind *kind, struct sizes sizes, bool ahead,
                             unsigned seed)
@@ -332,6 +373,8 @@ static void test_simulation(const struct contents_kind *kind, struct sizes sizes
     ok((w.n_ahead > 0) == ahead, "%u of %u steps began ahead", w.n_ahead, w.n_steps);
     is_int(w.n_done, n_added, "every sequence came to its end");
     is_int(pages_free(w.pages), sizes.n_pages, "and all pages came back");
+    ok(w.n_limited == 0 || sizes.target_ms != 0, "a target limited %u steps", w.n_limited);
+    n_limited += w.n_limited;
     ok(longest_wait < 3000, "nobody waited longer than 3000 steps (%d)", longest_wait);
     ok(w.sched.tables.n_parts > 0 || w.sched.tables.n_snapshots > 0,
        "pages were copied for their first tokens, or snapshots taken");
@@ -856,7 +899,8 @@ static void test_stages(int n_stages)
     bool good = true;
     int planned = 0, running = 0;
 
-    world_open_stages(&w, &contents_kinds[0], (struct sizes){1000, 256, 32, LONGEST, n_stages}, 1);
+    world_open_stages(&w, &contents_kinds[0], (struct sizes){1000, 256, 32, LONGEST, n_stages, 0},
+                      1);
     w.ahead = true;
     for (int i = 0; i < 16; i++)
         (void)world_add(&w, 4, 100, 0, i);
@@ -888,16 +932,19 @@ int main(void)
 
         n = k == 0 ? 1 : n;
         /* One sequence of full length: much preemption. */
-        test_simulation(kind, (struct sizes){33 * n, 64, 8, LONGEST, 1}, false, seed);
-        test_simulation(kind, (struct sizes){100 * n, 16, 4, LONGEST, 1}, false, seed);
-        test_simulation(kind, (struct sizes){1000, 256, 32, LONGEST, 1}, false, seed);
+        test_simulation(kind, (struct sizes){33 * n, 64, 8, LONGEST, 1, 0}, false, seed);
+        test_simulation(kind, (struct sizes){100 * n, 16, 4, LONGEST, 1, 0}, false, seed);
+        test_simulation(kind, (struct sizes){1000, 256, 32, LONGEST, 1, 0}, false, seed);
         /* Some steps find no room to run ahead. */
-        test_simulation(kind, (struct sizes){60 * n, 32, 8, LONGEST, 1}, true, seed);
-        test_simulation(kind, (struct sizes){100 * n, 16, 4, LONGEST, 1}, true, seed);
-        test_simulation(kind, (struct sizes){1000, 256, 32, LONGEST, 1}, true, seed);
+        test_simulation(kind, (struct sizes){60 * n, 32, 8, LONGEST, 1, 0}, true, seed);
+        test_simulation(kind, (struct sizes){100 * n, 16, 4, LONGEST, 1, 0}, true, seed);
+        test_simulation(kind, (struct sizes){1000, 256, 32, LONGEST, 1, 0}, true, seed);
+        test_simulation(kind, (struct sizes){100 * n, 256, 16, LONGEST, 1, 2}, true, seed);
+        test_simulation(kind, (struct sizes){1000, 256, 32, LONGEST, 1, 2}, false, seed);
         for (int n_stages = 2; n_stages <= STAGES_MAX; n_stages++) {
-            test_simulation(kind, (struct sizes){60 * n, 32, 8, LONGEST, n_stages}, true, seed);
-            test_simulation(kind, (struct sizes){1000, 256, 32, LONGEST, n_stages}, true, seed);
+            test_simulation(kind, (struct sizes){60 * n, 32, 8, LONGEST, n_stages, 0}, true, seed);
+            test_simulation(kind, (struct sizes){1000, 512, 32, LONGEST, n_stages, 4}, true, seed);
+            test_simulation(kind, (struct sizes){1000, 256, 32, LONGEST, n_stages, 0}, true, seed);
         }
     }
     for (int n_stages = 1; n_stages <= STAGES_MAX; n_stages++)
@@ -922,5 +969,6 @@ int main(void)
     test_bounds();
     test_displaced(false);
     test_displaced(true);
+    ok(n_limited > 1000, "in all %u steps were limited by a target", n_limited);
     return tap_done();
 }
