@@ -116,10 +116,10 @@ static __device__ inline float delta_convolve(const delta_args &a, const delta_h
                                               int seq, int token, int begin, int pos)
 {
     int n_taps = a.d.shape.n_taps;
-    float x[K_DELTA_TAPS_MAX], by[K_DELTA_TAPS_MAX], sum = 0.0f;
+    float x[K_CONV_TAPS_MAX], by[K_CONV_TAPS_MAX], sum = 0.0f;
 
 #pragma unroll
-    for (int back = 0; back < K_DELTA_TAPS_MAX; back++) {
+    for (int back = 0; back < K_CONV_TAPS_MAX; back++) {
         x[back] = by[back] = 0.0f;
         if (back >= n_taps || pos < back)
             continue;
@@ -129,7 +129,7 @@ static __device__ inline float delta_convolve(const delta_args &a, const delta_h
         else
             x[back] = *delta_kept(a, seq, pos - back, h.channel + i);
     }
-    for (int back = K_DELTA_TAPS_MAX - 1; back >= 0; back--)
+    for (int back = K_CONV_TAPS_MAX - 1; back >= 0; back--)
         sum += by[back] * x[back];
     return sum * delta_sigmoid(sum);
 }

@@ -767,14 +767,14 @@ int k_recurrent(void *out, bool is_half, const k_bf16 *in, const struct k_state 
 /* --- the gated delta rule ------------------------------------------------------------------ */
 
 #define K_DELTA_DIM_MAX  128
-#define K_DELTA_TAPS_MAX 4
+#define K_CONV_TAPS_MAX 4
 
 /* The sizes of a layer of Gated DeltaNet. Value heads v * n .. v * n + n - 1 read key head v, where
  * n = n_v_heads / n_k_heads. */
 struct k_delta_shape {
     int n_k_heads, n_v_heads; /* n_v_heads is a multiple of n_k_heads */
     int k_dim, v_dim;         /* of a head; 1 .. K_DELTA_DIM_MAX */
-    int n_taps;               /* of the convolution; 2 .. K_DELTA_TAPS_MAX */
+    int n_taps;               /* of the convolution; 2 .. K_CONV_TAPS_MAX */
 };
 
 /* Elements of all queries or keys, of all values, and of a row's q, k and v. */

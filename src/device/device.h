@@ -340,12 +340,12 @@ struct device_ops {
     /* in [n_tokens][2 * width], out [n_tokens][width]; `to` as above. */
     void (*recurrent)(struct device *d, void *out, const void *in, const struct k_state *state,
                       int width, const struct k_matrix *to);
-    /* k_delta_rule() of all tokens of the step; gates float32; `to` as above. If has_delta_work,
+    /* k_delta_rule() of all tokens of the step; gates float32; `to` as above. If has_state_work,
      * d->rows has room for the step. */
     void (*delta)(struct device *d, void *out, const void *in, const float *gates,
                   const struct k_delta *delta, const struct k_state *state,
                   const struct k_matrix *to);
-    bool has_delta_work;
+    bool has_state_work;
     /* x and gate [n][width], k_shut(); `to` as above. */
     void (*shut)(struct device *d, void *x, const void *gate, int width, int n,
                  const struct k_matrix *to);

@@ -75,14 +75,14 @@ static int activations_alloc_gates(struct activations *a, struct device *d, cons
     const struct plan_widths widest = plan_widest(plan);
     size_t heads = (size_t)widest.attn_gate * d->elem_bytes,
            delta = (size_t)widest.delta_gates * sizeof(float);
-    size_t work = (size_t)widest.delta_work * sizeof(float);
+    size_t work = (size_t)widest.state_work * sizeof(float);
 
     if (heads < delta)
         heads = delta;
     if (heads > 0 && (a->gates = d->ops->alloc_scratch(d, tokens * heads)) == NULL)
         return ERR_NO_MEMORY;
-    if (work > 0 && d->ops->has_delta_work &&
-        (a->delta_work = d->ops->alloc_scratch(d, tokens * work)) == NULL)
+    if (work > 0 && d->ops->has_state_work &&
+        (a->state_work = d->ops->alloc_scratch(d, tokens * work)) == NULL)
         return ERR_NO_MEMORY;
     return ERR_OK;
 }
@@ -493,7 +493,7 @@ void pass_delta(const struct pass *p, const struct k_delta *delta, const struct 
     struct activations *acts = p->a;
     struct k_delta with_memory = *delta;
 
-    with_memory.rows = acts->delta_work;
+    with_memory.rows = acts->state_work;
     p->d->ops->delta(p->d, acts->mixed.data, acts->mixer_in, acts->gates, &with_memory, state,
                      p->fused ? reader : NULL);
     if (!p->fused)

@@ -32,7 +32,7 @@ struct activations {
     void *gates;                    /* act [n_tokens][n_heads * head_dim]: attention's gates; of
                                      * Gated DeltaNet float [n_tokens][2 * n_v_heads]: b, a; NULL
                                      * without */
-    float *delta_work;              /* work memory of Gated DeltaNet; NULL without */
+    float *state_work;              /* work memory of Gated DeltaNet; NULL without */
     void *delta;                    /* act [n_tokens][dim]: result that is added to the residual
                                      * next */
     void *apart;                    /* act [n_tokens][dim]: the router's input, then the result of

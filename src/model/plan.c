@@ -393,7 +393,7 @@ struct plan_widths plan_widest(const struct plan *p)
         if (layer->attn.has_gate)
             widest.attn_gate = plan_wider(widest.attn_gate, plan_mixer_out(layer));
         widest.delta_gates = plan_wider(widest.delta_gates, 2 * layer->delta.n_v_heads);
-        widest.delta_work = plan_wider(widest.delta_work, (int)k_delta_work(&layer->delta));
+        widest.state_work = plan_wider(widest.state_work, (int)k_delta_work(&layer->delta));
         widest.has_states = widest.has_states || plan_state_elems(layer) > 0;
         plan_widen_experts(&widest.experts, &layer->ffn.experts);
         if (layer->attn.qk_norm == QK_NORM_WHOLE)

@@ -163,7 +163,7 @@ struct plan_widths {
     int mixer_in, mixer_out, ffn_in, ff;
     int n_heads, head_dim;       /* of attention; 0 without any */
     int attn_gate;               /* elements of a row of gates of heads */
-    int delta_gates, delta_work; /* of Gated DeltaNet: of b and a, and of the work memory */
+    int delta_gates, state_work; /* of Gated DeltaNet: of b and a, and of the work memory */
     bool has_states;
     struct experts_widths experts;
     bool is_apart;    /* some layer has a dense FFN beside experts */
