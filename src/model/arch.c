@@ -210,9 +210,9 @@ static const struct arch_names qwen_moe_names = {LLAMA_ALL,
                                                      LAYER "mlp.shared_expert_gate.weight"};
 #define DELTA "linear_attn."
 #define DELTA_PARTS                                                                  \
-    .delta_conv = LAYER DELTA "conv1d.weight", .delta_a_log = LAYER DELTA "A_log",   \
-    .delta_dt_bias = LAYER DELTA "dt_bias", .delta_norm = LAYER DELTA "norm.weight", \
-    .delta_out = LAYER DELTA "out_proj.weight"
+    .state_conv = LAYER DELTA "conv1d.weight", .state_a_log = LAYER DELTA "A_log",   \
+    .state_dt_bias = LAYER DELTA "dt_bias", .state_norm = LAYER DELTA "norm.weight", \
+    .state_out = LAYER DELTA "out_proj.weight"
 #define QWEN_SHARED \
     SHARED_EXPERTS("shared_expert"), .shared_switch = LAYER "mlp.shared_expert_gate.weight"
 static const struct arch_names qwen3_next_names = {LLAMA_ALL,

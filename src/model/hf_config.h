@@ -122,8 +122,8 @@ struct arch_names {
     const char *mixer_in, *mixer_out; /* of recurrent layers */
     /* Of Gated DeltaNet: q, k, v and z in one tensor, those of each key head in turn, and b and a
      * likewise; or in four. */
-    const char *delta_qkvz, *delta_ba, *delta_qkv, *delta_z, *delta_b, *delta_a, *delta_out;
-    const char *delta_conv, *delta_a_log, *delta_dt_bias, *delta_norm; /* whole names */
+    const char *delta_qkvz, *delta_ba, *delta_qkv, *delta_z, *delta_b, *delta_a, *state_out;
+    const char *state_conv, *state_a_log, *state_dt_bias, *state_norm; /* whole names */
 };
 
 /* How a checkpoint stores the tensors of its architecture. Folders have the row's form; a GGUF file

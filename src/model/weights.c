@@ -296,9 +296,9 @@ static struct k_delta weights_load_delta_numbers(const struct loading *in,
     size_t keys = (size_t)k_delta_keys(whole) * (size_t)whole->n_taps;
     int key = whole->k_dim * whole->n_taps, value = whole->v_dim * whole->n_taps;
     const float *taps =
-        loader_numbers(in->l, names->delta_conv, k_delta_channels(whole), whole->n_taps, 1.0f);
-    const float *a_log = loader_numbers(in->l, names->delta_a_log, whole->n_v_heads, 1, 1.0f);
-    const float *bias = loader_numbers(in->l, names->delta_dt_bias, whole->n_v_heads, 1, 1.0f);
+        loader_numbers(in->l, names->state_conv, k_delta_channels(whole), whole->n_taps, 1.0f);
+    const float *a_log = loader_numbers(in->l, names->state_a_log, whole->n_v_heads, 1, 1.0f);
+    const float *bias = loader_numbers(in->l, names->state_dt_bias, whole->n_v_heads, 1, 1.0f);
 
     return (struct k_delta){.shape = *own,
                             .q_taps = weights_of_share(in, taps, 0, own->n_k_heads, key),
@@ -306,7 +306,7 @@ static struct k_delta weights_load_delta_numbers(const struct loading *in,
                             .v_taps = weights_of_share(in, taps, 2 * keys, own->n_v_heads, value),
                             .a_log = weights_of_share(in, a_log, 0, own->n_v_heads, 1),
                             .dt_bias = weights_of_share(in, bias, 0, own->n_v_heads, 1),
-                            .norm = loader_vector(in->l, names->delta_norm, &norm, false),
+                            .norm = loader_vector(in->l, names->state_norm, &norm, false),
                             .eps = in->l->whole->norm.eps};
 }
 
@@ -318,7 +318,7 @@ static void weights_load_delta(const struct loading *in, const struct layer_plan
     const struct loader_tensors rows = weights_delta_rows(in, &whole->delta, &part->delta);
     const struct loader_tensors gates = weights_delta_gates(in, &whole->delta, &part->delta);
     const struct loader_tensors out =
-        loader_tensor(names->delta_out,
+        loader_tensor(names->state_out,
                       slice_whole(in->dim, in->dim, plan_mixer_out(whole), plan_mixer_out(part)));
 
     w->norm_mixer = weights_load_first_norm(in, names->norm_attn, whole->norms.before_mixer);
