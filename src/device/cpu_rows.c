@@ -288,6 +288,18 @@ void cpu_add(struct device *d, float *x, const void *delta, float scale, int n)
 }
 
 /* All is float32, so this is the sum with the residual. */
+/* By the caller alone: it is little work. */
+void cpu_scale(struct device *d, void *x, int stride, int width, float by, int n)
+{
+    float *row = x;
+
+    (void)d;
+    for (int token = 0; token < n; token++, row += stride) {
+        for (int i = 0; i < width; i++)
+            row[i] *= by;
+    }
+}
+
 void cpu_add_within(struct device *d, void *x, const void *delta, int n)
 {
     cpu_add(d, x, delta, 1.0f, n);

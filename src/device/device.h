@@ -20,6 +20,7 @@
 
 #include "base/err.h"
 #include "kernels/kernels.h"
+#include "kernels/mamba.h"
 #include "kernels/mxfp4.h"
 
 enum device_type { DEVICE_BF16, DEVICE_F16, DEVICE_F32 }; /* of weights in a file */
@@ -346,6 +347,11 @@ struct device_ops {
                   const struct k_delta *delta, const struct k_state *state,
                   const struct k_matrix *to);
     bool has_state_work;
+    /* k_mamba_scan() and k_short_convolve() of all tokens of the step; likewise. */
+    void (*mamba)(struct device *d, void *out, const void *in, const struct k_mamba *mamba,
+                  const struct k_state *state, const struct k_matrix *to);
+    void (*short_conv)(struct device *d, void *out, const void *in, const struct k_short_conv *conv,
+                       const struct k_state *state, const struct k_matrix *to);
     /* x and gate [n][width], k_shut(); `to` as above. */
     void (*shut)(struct device *d, void *x, const void *gate, int width, int n,
                  const struct k_matrix *to);
@@ -376,6 +382,8 @@ struct device_ops {
     /* k_grow() of all tokens of the step; x is of the device's type. */
     void (*grow)(struct device *d, void *x, int stride, int width, const struct k_growth *g);
     void (*add)(struct device *d, float *x, const void *delta, float scale, int n);
+    /* The first `width` elements of each row of x [n][stride], of the device's type, *= by. */
+    void (*scale)(struct device *d, void *x, int stride, int width, float by, int n);
     /* x [n][dim] += delta, both of the device's type. */
     void (*add_within)(struct device *d, void *x, const void *delta, int n);
     /* k_add_normed() of all tokens of the step; norms point to this device's memory. out NULL:

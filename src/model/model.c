@@ -537,7 +537,7 @@ static void model_log_groups(const struct model *m)
         int n = 0;
 
         for (int i = 0; i < m->cache.n_layers; i++)
-            n += m->cache.layers[i].group == g;
+            n += m->cache.layers[i].group == g && m->plan.layers[i].mixer != MIXER_NONE;
         switch (group->kind) {
         case CACHE_FULL: log_info("model: pages of group %d: %d layers, all tokens", g, n); break;
         case CACHE_WINDOW:

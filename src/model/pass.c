@@ -147,7 +147,7 @@ int activations_alloc(struct activations *a, struct device *d, const struct plan
  * differently for each shape. */
 static void activations_lower(struct activations *a, struct device *d, const struct k_matrix *w)
 {
-    while (a->fused_max > 0 && !d->ops->few(d, w, a->fused_max))
+    while (w->n_out > 0 && a->fused_max > 0 && !d->ops->few(d, w, a->fused_max))
         a->fused_max--;
 }
 
@@ -167,8 +167,7 @@ void activations_fuse(struct activations *a, struct device *d, const struct plan
     for (int i = stage.first; i < stage.end; i++) {
         activations_lower(a, d, &w->layers[i].mixer_in);
         activations_lower(a, d, &w->layers[i].mixer_out);
-        if (w->layers[i].mixer_gate.n_out > 0)
-            activations_lower(a, d, &w->layers[i].mixer_gate);
+        activations_lower(a, d, &w->layers[i].mixer_gate);
         if (plan->layers[i].ffn.kind == FFN_EXPERTS)
             continue; /* experts take part in any step, and shared ones run in parts */
         activations_lower(a, d, &w->layers[i].ffn_in);
@@ -282,10 +281,10 @@ static void pass_norm_residual(const struct pass *p, struct pass_next next)
         op->norm(p->d, &acts->normed, acts->x, next.norm, p->n, next.reader);
 }
 
-/* x += residual multiplier * delta. */
-static void pass_add_delta(const struct pass *p)
+/* x += by * delta. */
+static void pass_add_delta(const struct pass *p, float by)
 {
-    p->d->ops->add(p->d, p->a->x, p->a->delta, p->plan->by.residual, p->n);
+    p->d->ops->add(p->d, p->a->x, p->a->delta, by, p->n);
 }
 
 /* delta = rows * w + bias, of all ranks together. */
@@ -500,6 +499,30 @@ void pass_delta(const struct pass *p, const struct k_delta *delta, const struct 
         p->d->ops->quantise(p->d, &acts->mixed, p->n, reader);
 }
 
+void pass_mamba(const struct pass *p, const struct k_mamba *mamba, const struct k_state *state,
+                const struct k_matrix *reader)
+{
+    struct activations *acts = p->a;
+    struct k_mamba with_memory = *mamba;
+
+    with_memory.rows = acts->state_work;
+    p->d->ops->mamba(p->d, acts->mixed.data, acts->mixer_in, &with_memory, state,
+                     p->fused ? reader : NULL);
+    if (!p->fused)
+        p->d->ops->quantise(p->d, &acts->mixed, p->n, reader);
+}
+
+void pass_convolve(const struct pass *p, const struct k_short_conv *conv,
+                   const struct k_state *state, const struct k_matrix *reader)
+{
+    struct activations *acts = p->a;
+
+    p->d->ops->short_conv(p->d, acts->mixed.data, acts->mixer_in, conv, state,
+                          p->fused ? reader : NULL);
+    if (!p->fused)
+        p->d->ops->quantise(p->d, &acts->mixed, p->n, reader);
+}
+
 /* SiLU has an operation of its own; other activations share the general one. */
 void pass_gate(const struct pass *p, const struct ffn_plan *ffn, const struct k_matrix *gate_up,
                const void *bias, const struct k_matrix *reader)
@@ -515,6 +538,8 @@ void pass_gate(const struct pass *p, const struct ffn_plan *ffn, const struct k_
         return;
     }
     p->d->ops->matmul(p->d, acts->ffn_in, &acts->normed, gate_up, bias, p->n);
+    if (ffn->gate_by != 1.0f)
+        p->d->ops->scale(p->d, acts->ffn_in, 2 * ffn->ff_dim, ffn->ff_dim, ffn->gate_by, p->n);
     if (ffn->activation == K_SILU)
         p->d->ops->silu_mul(p->d, &acts->ff, acts->ffn_in, ffn->ff_dim, p->n, reader);
     else
@@ -534,7 +559,7 @@ void pass_activate(const struct pass *p, const struct ffn_plan *ffn, const struc
         p->d->ops->quantise(p->d, &acts->ff, p->n, reader);
 }
 
-/* The FFN that all tokens use: delta = down(activation(gate) * up). */
+/* The FFN that all tokens use: delta = down(activation(gate) * up), or down(activation(up)). */
 static void pass_share_experts(const struct pass *p, const struct ffn_plan *ffn,
                                const struct layer_weights *w)
 {
@@ -543,7 +568,12 @@ static void pass_share_experts(const struct pass *p, const struct ffn_plan *ffn,
 
     op->quantise(p->d, &acts->normed, p->n, &w->ffn_in);
     op->matmul(p->d, acts->ffn_in, &acts->normed, &w->ffn_in, w->ffn_in_bias, p->n);
-    op->gate(p->d, &acts->ff, acts->ffn_in, ffn->activation, ffn->ff_dim, p->n, &w->down);
+    if (ffn->experts.config->is_plain) {
+        op->activate(p->d, acts->ff.data, acts->ffn_in, ffn->activation, ffn->ff_dim, p->n, NULL);
+        op->quantise(p->d, &acts->ff, p->n, &w->down);
+    } else {
+        op->gate(p->d, &acts->ff, acts->ffn_in, ffn->activation, ffn->ff_dim, p->n, &w->down);
+    }
     op->matmul(p->d, acts->delta, &acts->ff, &w->down, w->down_bias, p->n);
 }
 
@@ -609,7 +639,7 @@ void pass_add_scaled(const struct pass *p, const struct device_rows *rows, struc
 {
     static const struct k_norm none = {.kind = K_NORM_NONE};
     const struct k_norm *norm = next.norm != NULL ? next.norm : &none;
-    const struct k_adding how = {*sum.after, *norm, p->plan->by.residual, scale};
+    const struct k_adding how = {*sum.after, *norm, sum.by, scale};
     struct activations *acts = p->a;
 
     must(!p->fused && sum.after->kind != K_NORM_LAYER && norm->kind != K_NORM_LAYER);
@@ -635,12 +665,12 @@ void pass_add(const struct pass *p, const struct device_rows *rows, struct pass_
     pass_sum_delta(p, rows, sum);
     if (is_parallel) {
         pass_norm_residual(p, next);
-        pass_add_delta(p);
-    } else if (next.norm->kind == K_NORM_RMS && p->plan->by.residual == 1.0f) {
+        pass_add_delta(p, sum.by);
+    } else if (next.norm->kind == K_NORM_RMS && sum.by == 1.0f) {
         p->d->ops->add_rmsnorm(p->d, &acts->normed, acts->x, acts->delta, next.norm->weight,
                                next.norm->eps, p->n, next.reader);
     } else {
-        pass_add_delta(p);
+        pass_add_delta(p, sum.by);
         pass_norm_residual(p, next);
     }
 }
@@ -653,7 +683,7 @@ void pass_leave(const struct pass *p, const struct device_rows *rows, struct pas
         return;
     }
     pass_sum_delta(p, rows, sum);
-    pass_add_delta(p);
+    pass_add_delta(p, sum.by);
 }
 
 /* Widths of the FFN's memory have room for these. */
@@ -669,7 +699,8 @@ struct pass_sum pass_gate_embeds(const struct pass *p, enum k_activation kind,
     must(!p->fused);
     op->matmul(p->d, acts->ffn_in, &acts->normed, &w->embed_gate, NULL, p->n);
     op->gate_by(p->d, &acts->ff, acts->ffn_in, &by, kind, p->n, &w->embed_out);
-    return (struct pass_sum){.w = &w->embed_out, .after = &w->norm_embed_after};
+    return (struct pass_sum){
+        .w = &w->embed_out, .by = p->plan->by.residual, .after = &w->norm_embed_after};
 }
 
 /* True on ranks that have rows of the output matrix. Tied models have the embedding on all. */
@@ -725,7 +756,7 @@ void pass_finish(const struct pass *p, const struct device_rows *rows, struct pa
     pass_sum_delta(p, rows, sum);
     if (p->d->step_rows == 0 || !pass_has_head(p))
         return;
-    p->d->ops->gather_add(p->d, acts->rows, acts->x, acts->delta, p->plan->by.residual);
+    p->d->ops->gather_add(p->d, acts->rows, acts->x, acts->delta, sum.by);
     pass_finish_rows(p);
 }
 

@@ -32,7 +32,7 @@ struct activations {
     void *gates;                    /* act [n_tokens][n_heads * head_dim]: attention's gates; of
                                      * Gated DeltaNet float [n_tokens][2 * n_v_heads]: b, a; NULL
                                      * without */
-    float *state_work;              /* work memory of Gated DeltaNet; NULL without */
+    float *state_work;              /* work memory of mixers with states; NULL without */
     void *delta;                    /* act [n_tokens][dim]: result that is added to the residual
                                      * next */
     void *apart;                    /* act [n_tokens][dim]: the router's input, then the result of
@@ -113,6 +113,14 @@ void pass_project_delta(const struct pass *p, const struct layer_weights *w);
 void pass_delta(const struct pass *p, const struct k_delta *delta, const struct k_state *state,
                 const struct k_matrix *reader);
 
+/* mixed = Mamba-2 of mixer_in, for the product with reader. */
+void pass_mamba(const struct pass *p, const struct k_mamba *mamba, const struct k_state *state,
+                const struct k_matrix *reader);
+
+/* mixed = short convolutions of mixer_in, for the product with reader. */
+void pass_convolve(const struct pass *p, const struct k_short_conv *conv,
+                   const struct k_state *state, const struct k_matrix *reader);
+
 /* ff = activation(gate) * up of normed * gate_up + bias, for the product with reader. */
 void pass_gate(const struct pass *p, const struct ffn_plan *ffn, const struct k_matrix *gate_up,
                const void *bias, const struct k_matrix *reader);
@@ -138,11 +146,12 @@ struct pass_sum {
     const struct k_matrix *w;
     const void *bias;
     enum plan_split split;
+    float by; /* the residual multiplier, times the layer's own */
     const struct k_norm *after;
 };
 
-/* x += r * after(rows * w + bias), with the model's residual multiplier r; then normed = norm(x),
- * or, if next is parallel to the mixer, the norm of x from before the sum. */
+/* x += by * after(rows * w + bias); then normed = norm(x), or, if next is parallel to the mixer,
+ * the norm of x from before the sum. */
 void pass_add(const struct pass *p, const struct device_rows *rows, struct pass_sum sum,
               struct pass_next next, bool is_parallel);
 
@@ -151,7 +160,7 @@ void pass_add(const struct pass *p, const struct device_rows *rows, struct pass_
 void pass_leave(const struct pass *p, const struct device_rows *rows, struct pass_sum sum,
                 struct pass_next next);
 
-/* x = (x + r * after(rows * w + bias)) * scale, then normed = norm(x), for layers with more sums or
+/* x = (x + by * after(rows * w + bias)) * scale, then normed = norm(x), for layers with more sums or
  * a scale; in parts only. No reader: nothing is normed. */
 void pass_add_scaled(const struct pass *p, const struct device_rows *rows, struct pass_sum sum,
                      float scale, struct pass_next next);
