@@ -129,6 +129,12 @@ void ref_short_conv(float *out, const float *in, const struct k_short_conv *c,
 int k_short_convolve(void *out, bool is_half, const k_bf16 *in, const struct k_short_conv *c,
                      const struct k_state *state, const struct k_tokens *t, k_stream stream);
 
+/* --- rows ---------------------------------------------------------------------------------- */
+
+/* The first `width` elements of each row of x [n][stride] *= by. The launcher's x is bfloat16. */
+void ref_scale(float *x, int stride, int width, float by, int n);
+int k_scale(k_bf16 *x, int stride, int width, float by, int n, k_stream stream);
+
 #ifdef __cplusplus
 }
 #endif

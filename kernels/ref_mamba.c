@@ -251,3 +251,13 @@ void ref_short_conv(float *out, const float *in, const struct k_short_conv *c,
             state_store(state, t, seq, &ring[row], (size_t)(row * width + channel), 1);
     }
 }
+
+/* --- rows ----------------------------------------------------------------------------------- */
+
+void ref_scale(float *x, int stride, int width, float by, int n)
+{
+    for (int row = 0; row < n; row++, x += stride) {
+        for (int i = 0; i < width; i++)
+            x[i] *= by;
+    }
+}

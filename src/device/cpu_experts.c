@@ -96,7 +96,7 @@ static void cpu_route(struct device *d, const struct device_experts *e, int n)
 static int cpu_gather(struct cpu *c, const struct device_experts *e)
 {
     const struct k_sorted *sorted = &c->experts.sorted;
-    size_t dim = (size_t)c->base.limits.dim;
+    size_t dim = (size_t)e->experts->in.n_in;
     int n_touched = 0;
 
     for (int i = 0; i < e->experts->n; i++) {
@@ -121,7 +121,7 @@ void cpu_mix_experts(struct device *d, void *out, const struct device_experts *e
                                           .switches = e->shared_switch,
                                           .adds = e->adds,
                                           .n_used = e->router->n_used,
-                                          .dim = d->limits.dim};
+                                          .dim = e->experts->in.n_in};
     int n_touched;
 
     must(e->residual == NULL && e->norm.sums == NULL); /* cpu_few() is false */

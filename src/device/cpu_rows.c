@@ -291,13 +291,8 @@ void cpu_add(struct device *d, float *x, const void *delta, float scale, int n)
 /* By the caller alone: it is little work. */
 void cpu_scale(struct device *d, void *x, int stride, int width, float by, int n)
 {
-    float *row = x;
-
     (void)d;
-    for (int token = 0; token < n; token++, row += stride) {
-        for (int i = 0; i < width; i++)
-            row[i] *= by;
-    }
+    ref_scale(x, stride, width, by, n);
 }
 
 void cpu_add_within(struct device *d, void *x, const void *delta, int n)

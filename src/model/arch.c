@@ -343,6 +343,8 @@ static const struct arch_names nemotron_h_names = {
     .router_bias = LAYER "mixer.gate.e_score_correction_bias",
     .expert_up = LAYER "mixer.experts.%d.up_proj.weight",
     .expert_down = LAYER "mixer.experts.%d.down_proj.weight",
+    .latent_in = LAYER "mixer.fc1_latent_proj.weight",
+    .latent_out = LAYER "mixer.fc2_latent_proj.weight",
     .shared_up = LAYER "mixer.shared_experts.up_proj.weight",
     .shared_down = LAYER "mixer.shared_experts.down_proj.weight"};
 

@@ -245,7 +245,6 @@ void family_nemotron_h_experts(struct hf_config *c, struct config_source *s, con
     struct experts_config *e = &c->experts;
 
     memcpy(has, c->layer_experts, sizeof has);
-    family_refuse(s, obj, "moe_latent_size");
     family_read_experts(c, s, obj, "n_routed_experts", "moe_intermediate_size", 7688);
     family_read_used(c, s, obj, "num_experts_per_tok", 2);
     e->scoring = K_SCORE_SIGMOID;
@@ -257,6 +256,9 @@ void family_nemotron_h_experts(struct hf_config *c, struct config_source *s, con
     e->renorms = source_flag(s, obj, "norm_topk_prob", true);
     e->scale = (float)source_positive(s, obj, "routed_scaling_factor", 1.0);
     e->shared_dim = source_whole(s, obj, "moe_shared_expert_intermediate_size", 7688, 1, 1 << 20);
+    e->latent_dim = family_whole_or_none(s, obj, "moe_latent_size", c->dim);
+    if (e->latent_dim > 0)
+        family_refuse(s, obj, "mlp_bias");
     memcpy(c->layer_experts, has, sizeof has);
     family_check_experts(c, s);
 }

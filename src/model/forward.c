@@ -224,6 +224,11 @@ static void forward_run_ffn(const struct forward *f, const struct pass *p, int i
             down.is_summed = true;
             break;
         }
+        if (plan->ffn.experts.config->latent_dim > 0) {
+            pass_mix_latent(p, plan, weights);
+            down.is_summed = true;
+            break;
+        }
         experts = pass_begin_experts(p, plan, weights);
         down.experts = &experts;
         break;

@@ -115,6 +115,7 @@ struct arch_names {
      * biases NAME_bias; or floats of four bits in rows, NAME_blocks and NAME_scales. */
     bool experts_are_mixed;
     const char *shared_gate, *shared_up, *shared_gate_up, *shared_down, *shared_switch;
+    const char *latent_in, *latent_out; /* of experts with a latent_dim */
     /* Of experts apart (struct experts_config); whole names, but for the norms. */
     const char *norm_router, *router_scales, *norm_experts, *norm_experts_after, *norm_shared_after;
     /* Embeddings for each layer (struct layer_embeds): of the model, and of a layer. */
@@ -189,6 +190,8 @@ struct experts_config {
     int n_used;      /* by a token */
     int ff_dim;      /* of an expert */
     int shared_dim;  /* of the FFN that all tokens use besides; 0: none */
+    int latent_dim;  /* of the experts' inputs and results, which a product makes of the layer's
+                      * input, and another brings back; 0: that of the residual */
     bool has_switch; /* that FFN's result is multiplied by a sigmoid of each token */
     bool has_bias;   /* the choice has a bias */
     bool has_biases; /* the router's logits and both products of an expert have one */

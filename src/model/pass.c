@@ -92,6 +92,7 @@ static int activations_alloc_more(struct activations *a, struct device *d, const
                                   size_t tokens)
 {
     size_t row = (size_t)plan->n_layers * (size_t)plan->embeds.width;
+    size_t latent = (size_t)plan_widest(plan).latent * d->elem_bytes;
 
     if (row > 0 && (a->embeds = d->ops->alloc_scratch(d, tokens * row * d->elem_bytes)) == NULL)
         return ERR_NO_MEMORY;
@@ -101,7 +102,10 @@ static int activations_alloc_more(struct activations *a, struct device *d, const
         (a->squares = d->ops->alloc_shared(d, tokens * K_SQUARES((size_t)plan->n_ranks) *
                                                   d->elem_bytes)) == NULL)
         return ERR_NO_MEMORY;
-    if (!plan_widest(plan).is_apart)
+    if (latent > 0 && ((a->latent_in = d->ops->alloc_scratch(d, tokens * latent)) == NULL ||
+                       (a->latent_out = d->ops->alloc_scratch(d, tokens * latent)) == NULL))
+        return ERR_NO_MEMORY;
+    if (!plan_widest(plan).is_apart && latent == 0)
         return ERR_OK;
     a->apart = d->ops->alloc_shared(d, tokens * (size_t)plan->dim * d->elem_bytes);
     if (a->apart == NULL)
@@ -631,6 +635,31 @@ void pass_mix_apart(const struct pass *p, const struct layer_plan *layer,
     op->experts(p->d, acts->apart, &experts, p->n);
     pass_norm_part(p, acts->apart, &w->norm_experts_after);
     op->add_within(p->d, acts->delta, acts->apart, p->n);
+}
+
+/* Both products of the narrower space are whole on all ranks, and the second one brings back the
+ * rank's part of the experts' results. */
+void pass_mix_latent(const struct pass *p, const struct layer_plan *layer,
+                     const struct layer_weights *w)
+{
+    const struct device_ops *op = p->d->ops;
+    struct activations *acts = p->a;
+    struct device_rows latent = {.data = acts->latent_out, .codes = acts->normed.codes};
+    const struct device_experts experts = {.x = acts->latent_in,
+                                           .router_x = acts->normed.data,
+                                           .router = &w->router,
+                                           .experts = &w->experts};
+
+    must(!p->fused);
+    pass_share_experts(p, &layer->ffn, w);
+    op->quantise(p->d, &acts->normed, p->n, &w->latent_in);
+    op->matmul(p->d, acts->latent_in, &acts->normed, &w->latent_in, NULL, p->n);
+    op->experts(p->d, acts->latent_out, &experts, p->n);
+    op->quantise(p->d, &latent, p->n, &w->latent_out);
+    op->matmul(p->d, acts->apart, &latent, &w->latent_out, NULL, p->n);
+    op->add_within(p->d, acts->delta, acts->apart, p->n);
+    if (p->plan->n_ranks > 1)
+        op->sum_ranks(p->d, acts->delta, p->n, p->plan->dim);
 }
 
 /* Norms of this form, which no family lacks where it has a norm after a sum, or a scale. */

@@ -36,7 +36,10 @@ struct activations {
     void *delta;                    /* act [n_tokens][dim]: result that is added to the residual
                                      * next */
     void *apart;                    /* act [n_tokens][dim]: the router's input, then the result of
-                                     * experts beside a dense FFN; NULL without */
+                                     * experts beside a dense FFN, or in a narrower space; NULL
+                                     * without */
+    void *latent_in, *latent_out;   /* act [n_tokens][latent_dim]: input and result of experts in a
+                                     * narrower space; NULL without */
     void *embeds;                   /* act [n_tokens][n_layers][width]: embeddings for each layer;
                                      * NULL without */
     void *squares;                  /* act [n_tokens][K_SQUARES(n_ranks)] of norms over the heads
@@ -137,6 +140,10 @@ struct device_experts pass_begin_experts(const struct pass *p, const struct laye
 /* delta = a dense FFN and experts, each normed before and after, of all ranks together. */
 void pass_mix_apart(const struct pass *p, const struct layer_plan *layer,
                     const struct layer_weights *w);
+
+/* delta = the shared experts and those in a narrower space, of all ranks together. */
+void pass_mix_latent(const struct pass *p, const struct layer_plan *layer,
+                     const struct layer_weights *w);
 
 /* A result to be added to the residual: a product with w, plus bias, or that of experts; normed by
  * `after`; summed over the ranks if w is split by columns. */

@@ -157,7 +157,8 @@ static bool plan_fuses(const struct hf_config *c)
     return c->norm.kind == K_NORM_RMS && c->norms == NORMS_BEFORE && !c->is_parallel &&
            c->qk_norm != QK_NORM_WHOLE && plan_fuses_ffn(c) && !plan_has_multipliers(&c->by) &&
            !c->positions.is_used && !c->head_bias && !c->value_norm && !c->has_layer_scale &&
-           c->layer_embeds.width == 0 && !c->experts.is_apart && !c->is_twin;
+           c->layer_embeds.width == 0 && !c->experts.is_apart && c->experts.latent_dim == 0 &&
+           !c->is_twin;
 }
 
 /* The plan points to the config's ropes, so the config must live longer. */
@@ -452,8 +453,10 @@ struct plan_widths plan_widest(const struct plan *p)
         plan_widen_experts(&widest.experts, &layer->ffn.experts);
         if (layer->attn.qk_norm == QK_NORM_WHOLE)
             widest.norms_whole = true;
-        if (layer->ffn.kind == FFN_EXPERTS && layer->ffn.experts.config->is_apart)
-            widest.is_apart = true;
+        if (layer->ffn.kind != FFN_EXPERTS)
+            continue;
+        widest.is_apart = widest.is_apart || layer->ffn.experts.config->is_apart;
+        widest.latent = plan_wider(widest.latent, layer->ffn.experts.config->latent_dim);
     }
     return widest;
 }

@@ -196,6 +196,7 @@ struct plan_widths {
     bool has_states;
     struct experts_widths experts;
     bool is_apart;    /* some layer has a dense FFN beside experts */
+    int latent;       /* of experts in a narrower space */
     bool norms_whole; /* some layer norms queries and keys over all heads */
 };
 struct plan_widths plan_widest(const struct plan *p);

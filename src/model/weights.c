@@ -522,7 +522,8 @@ static struct k_experts weights_load_experts(const struct loading *in, const str
 {
     const struct arch_names *names = in->names;
     const struct experts_plan *whole = &l->ffn.experts, *own = &part->ffn.experts;
-    const struct slice_shape one = slice_whole(whole->ff_dim, own->ff_dim, in->dim, in->dim);
+    int dim = whole->config->latent_dim > 0 ? whole->config->latent_dim : in->dim;
+    const struct slice_shape one = slice_whole(whole->ff_dim, own->ff_dim, dim, dim);
     bool in_one = names->expert_down == NULL || loader_has(in->l, names->experts_down);
     struct slice_shape both = one;
     struct loader_tensors first = loader_tensor(names->expert_gate, one), down;
@@ -546,7 +547,7 @@ static struct k_experts weights_load_experts(const struct loading *in, const str
     else
         loader_add(&first, names->expert_up, one);
     down = loader_tensor(in_one ? names->experts_down : names->expert_down,
-                         slice_whole(in->dim, in->dim, whole->ff_dim, own->ff_dim));
+                         slice_whole(dim, dim, whole->ff_dim, own->ff_dim));
     first.n_experts = down.n_experts = whole->n;
     first.n_own_experts = down.n_own_experts = own->n_own;
     first.is_gated = true;
@@ -566,6 +567,18 @@ static struct k_experts weights_load_experts(const struct loading *in, const str
     return experts;
 }
 
+/* Products into the experts' narrower space and back. */
+static void weights_load_latent(const struct loading *in, int latent, struct layer_weights *w)
+{
+    const struct loader_tensors first =
+        loader_tensor(in->names->latent_in, slice_whole(latent, latent, in->dim, in->dim));
+    const struct loader_tensors last =
+        loader_tensor(in->names->latent_out, slice_whole(in->dim, in->dim, latent, latent));
+
+    w->latent_in = loader_matrix(in->l, &first, USE_LAYER);
+    w->latent_out = loader_matrix(in->l, &last, USE_LAYER);
+}
+
 /* The router comes first in the digest, shared experts last. */
 static void weights_load_mixture(const struct loading *in, const struct layer_plan *whole,
                                  const struct layer_plan *part, struct layer_weights *w)
@@ -575,6 +588,8 @@ static void weights_load_mixture(const struct loading *in, const struct layer_pl
 
     w->router = weights_load_router(in, &whole->ffn.experts);
     w->experts = weights_load_experts(in, whole, part);
+    if (whole->ffn.experts.config->latent_dim > 0)
+        weights_load_latent(in, whole->ffn.experts.config->latent_dim, w);
     if (whole->ffn.ff_dim == 0)
         return;
     weights_load_products(in, &shared, names->shared_down, whole, part, w);

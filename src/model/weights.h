@@ -37,6 +37,7 @@ struct layer_weights {
     void *down_bias;
     struct k_router router;
     struct k_experts experts;
+    struct k_matrix latent_in, latent_out; /* [latent_dim][dim], [dim][latent_dim] */
     const float *shared_switch; /* float32 [dim]; NULL: the shared experts count in full */
     /* Of experts apart: norms of the router's and the experts' input, and of both results. */
     struct k_norm norm_router, norm_experts, norm_experts_after, norm_shared_after; /* [dim] */
