@@ -766,7 +766,7 @@ int k_recurrent(void *out, bool is_half, const k_bf16 *in, const struct k_state 
 
 /* --- the gated delta rule ------------------------------------------------------------------ */
 
-#define K_DELTA_DIM_MAX  128
+#define K_DELTA_DIM_MAX 128
 #define K_CONV_TAPS_MAX 4
 
 /* The sizes of a layer of Gated DeltaNet. Value heads v * n .. v * n + n - 1 read key head v, where

@@ -34,8 +34,8 @@ template <int fours> struct mamba_rows_held {
     float4 x[ONE_ROWS][fours];
 };
 
-/* The lane's four elements of a row; elements beyond the row are 0. Whole rows lie in groups of four
- * elements that no page divides. */
+/* The lane's four elements of a row; elements beyond the row are 0. Whole rows lie in groups of
+ * four elements that no page divides. */
 template <bool whole>
 static __device__ inline float4 mamba_fetch_four(const mamba_args &a, int seq, int head, int row,
                                                  int column)
@@ -90,8 +90,8 @@ static __device__ inline void mamba_fetch_rows(const mamba_args &a, mamba_rows_h
     }
 }
 
-/* x, B and C of the block's head after the convolution, and the token's inputs into the state: those
- * of B and C by the first head of their group. */
+/* x, B and C of the block's head after the convolution, and the token's inputs into the state:
+ * those of B and C by the first head of their group. */
 static __device__ inline void mamba_one_convolve(const mamba_args &a, mamba_one &shared, int seq,
                                                  int token, int pos, int head)
 {
@@ -204,7 +204,8 @@ static __global__ void __launch_bounds__(ONE_THREADS) mamba_one_kernel(const mam
 
 /* --- several tokens: the convolution ---------------------------------------------------------- */
 
-/* B and C are rounded for tensor cores. Behind the channels come the heads, whose steps are made. */
+/* B and C are rounded for tensor cores. Behind the channels come the heads, whose steps are
+ * made. */
 static __global__ void __launch_bounds__(CONV_THREADS) mamba_convolve_kernel(const mamba_args a)
 {
     const struct k_mamba_shape &s = a.m.shape;

@@ -2,8 +2,8 @@
  *
  * Mamba-2 over chunks of CHUNK tokens, on tensor cores (tf32, sums in float32).
  *
- * With S [head_dim][n_state] the matrix before a chunk, d_i the length of a step, and L_i the sum of
- * the logarithms of what steps up to token i of the chunk keep, the formulas of mamba.h are
+ * With S [head_dim][n_state] the matrix before a chunk, d_i the length of a step, and L_i the sum
+ * of the logarithms of what steps up to token i of the chunk keep, the formulas of mamba.h are
  *
  *   M_ij = exp(L_i - L_j) d_j C_i B_j, j <= i         [CHUNK][CHUNK]
  *   y = diag(exp(L)) C transpose(S) + M x + skip * x

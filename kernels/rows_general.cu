@@ -9,6 +9,7 @@
  * the cache, because a row is at most some 10 KB. Everything else is one element per thread. All
  * are bound by memory, and small beside the products of the layer. */
 #include "kernels/activation.cuh"
+#include "kernels/mamba.h"
 
 #define NORM_THREADS 256
 #define ELEM_THREADS 256

@@ -361,8 +361,8 @@ struct device_ops {
     /* in and out [n][width]; `to` as of attn(). */
     void (*activate)(struct device *d, void *out, const void *in, enum k_activation kind, int width,
                      int n, const struct k_matrix *to);
-    /* out [n][dim] = the weighted sum of the chosen experts of this device, plus what out has; dim is
-     * that of the experts' inputs. */
+    /* out [n][dim] = the weighted sum of the chosen experts of this device, plus what out has;
+     * dim is that of the experts' inputs. */
     void (*experts)(struct device *d, void *out, const struct device_experts *e, int n);
     /* General layers: any norm, any activation before a gate, multipliers. Shapes and `to` as in
      * rmsnorm() and silu_mul(); norm points to this device's memory. norm_within(): the first

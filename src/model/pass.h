@@ -167,8 +167,8 @@ void pass_add(const struct pass *p, const struct device_rows *rows, struct pass_
 void pass_leave(const struct pass *p, const struct device_rows *rows, struct pass_sum sum,
                 struct pass_next next);
 
-/* x = (x + by * after(rows * w + bias)) * scale, then normed = norm(x), for layers with more sums or
- * a scale; in parts only. No reader: nothing is normed. */
+/* x = (x + by * after(rows * w + bias)) * scale, then normed = norm(x), for layers with more sums
+ * or a scale; in parts only. No reader: nothing is normed. */
 void pass_add_scaled(const struct pass *p, const struct device_rows *rows, struct pass_sum sum,
                      float scale, struct pass_next next);
 

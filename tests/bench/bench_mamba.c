@@ -4,10 +4,10 @@
  *
  *   bench_mamba [N_HEADS [N_STATE]]
  *
- * Layers of N_HEADS (64) heads of 64 with N_STATE (128) states, in eight groups. First steps of one token per
- * sequence: a line with the median microseconds, and the bytes of the states, in and out, per
- * second. Then steps of several tokens per sequence: microseconds, and nanoseconds per token. Some
- * states take turns, so that few are in the L2 cache. */
+ * Layers of N_HEADS (64) heads of 64 with N_STATE (128) states, in eight groups. First steps of one
+ * token per sequence: a line with the median microseconds, and the bytes of the states, in and out,
+ * per second. Then steps of several tokens per sequence: microseconds, and nanoseconds per token.
+ * Some states take turns, so that few are in the L2 cache. */
 #include "kernels/mamba.h"
 #include "tests/bench/cuda.h"
 
