@@ -524,33 +524,34 @@ static struct k_experts weights_load_experts(const struct loading *in, const str
     const struct experts_plan *whole = &l->ffn.experts, *own = &part->ffn.experts;
     int dim = whole->config->latent_dim > 0 ? whole->config->latent_dim : in->dim;
     const struct slice_shape one = slice_whole(whole->ff_dim, own->ff_dim, dim, dim);
-    bool in_one = names->expert_down == NULL || loader_has(in->l, names->experts_down);
+    bool in_one = !whole->config->is_plain &&
+                  (names->expert_down == NULL || loader_has(in->l, names->experts_down));
     struct slice_shape both = one;
     struct loader_tensors first = loader_tensor(names->expert_gate, one), down;
-    struct k_experts experts = {
-        .n = own->n_own, .ff_dim = own->ff_dim, .activation = l->ffn.activation};
+    struct k_experts experts = {.n = own->n_own,
+                                .ff_dim = own->ff_dim,
+                                .is_plain = whole->config->is_plain,
+                                .activation = l->ffn.activation};
 
+    if (experts.is_plain) /* relu(u)^2 is relu(u) * u */
+        experts.activation = K_RELU;
     slice_stack(&both, whole->ff_dim, own->ff_dim, NULL);
     for (int i = 0; i < 2 && names->experts_are_mixed; i++) {
         both.pieces[i].from = i;
         both.pieces[i].chunk = 1;
         both.pieces[i].stride = 2;
     }
-    /* relu(u)^2 is relu(u) * u: the ups are the gates too, and their tensors are listed twice. */
-    if (whole->config->is_plain) {
-        experts.activation = K_RELU;
-        in_one = false;
-        first = loader_tensor(names->expert_up, one);
-    }
     if (in_one)
         first = loader_tensor(names->experts_gate_up, both);
+    else if (experts.is_plain)
+        first = loader_tensor(names->expert_up, one);
     else
         loader_add(&first, names->expert_up, one);
     down = loader_tensor(in_one ? names->experts_down : names->expert_down,
                          slice_whole(dim, dim, whole->ff_dim, own->ff_dim));
     first.n_experts = down.n_experts = whole->n;
     first.n_own_experts = down.n_own_experts = own->n_own;
-    first.is_gated = true;
+    first.is_gated = !experts.is_plain;
     first.in_one = down.in_one = in_one;
     first.is_mixed = down.is_mixed = in_one && names->experts_are_mixed;
     if (own->n_own < whole->n)
