@@ -150,6 +150,9 @@ MODELS.update({
     "falcon-h1-first": ("falcon_h1", small(**FALCON_H1, mamba_rms_norm=True), 0.3),
     "falcon-h1-after": ("falcon_h1", small(**FALCON_H1, mamba_rms_norm=True,
                                            mamba_norm_before_gate=False), 0.3),
+    # Two groups, half of a head rotates.
+    "bamba": ("bamba", small(**dict(MAMBA, mamba_n_heads=8, mamba_d_head=12, mamba_n_groups=2),
+                             hidden_size=48, attn_layer_indices=[1]), 0.25),
     "lfm2": ("lfm2", small(num_hidden_layers=4, block_auto_adjust_ff_dim=True,
                            block_multiple_of=8, intermediate_size=78, conv_L_cache=3,
                            layer_types=["conv", "conv", "full_attention", "conv"]), 0.3),

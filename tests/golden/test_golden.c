@@ -360,6 +360,7 @@ static const struct {
     {"mistral-window", "", 9.7e-2, ANY_DEVICE},
     {"toy-recurrent", "24", 0.0, ANY_DEVICE},
     {"toy-states", "24", 0.0, ANY_DEVICE},
+    {"families/bamba", "2", 1.9e-02, ANY_DEVICE},
     {"families/cohere", "24", 1.8e-02, ANY_DEVICE},
     {"families/cohere2", "24", 1.9e-02, ANY_DEVICE},
     {"families/exaone4", "24", 1.5e-02, ANY_DEVICE},
