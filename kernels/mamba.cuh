@@ -55,6 +55,12 @@ static __device__ inline const k_bf16 *mamba_row(const mamba_args &a, int token)
     return a.in + (size_t)token * k_mamba_row(&a.m.shape);
 }
 
+/* Its x, B and C. */
+static __device__ inline const k_bf16 *mamba_inputs(const mamba_args &a, int token)
+{
+    return mamba_row(a, token) + k_mamba_inner(&a.m.shape);
+}
+
 /* A token's x (or result), B and C in work memory, and the two numbers of each head: the length of
  * its step, and the logarithm of what it keeps. */
 static __device__ inline float *mamba_rows(const mamba_args &a, int token)
@@ -102,37 +108,6 @@ static __device__ inline float mamba_length(const mamba_args &a, int token, int 
 static __device__ inline float mamba_log_keep(const mamba_args &a, int head, float length)
 {
     return -expf(a.m.a_log[head]) * length;
-}
-
-/* A channel of x, B and C at a token, whose sequence begins at token `begin` of the step. All taps
- * are fetched at once. */
-static __device__ inline float mamba_convolve(const mamba_args &a, int channel, int seq, int token,
-                                              int begin, int pos)
-{
-    const struct k_mamba_shape &s = a.m.shape;
-    int inner = k_mamba_inner(&s), width = s.n_groups * s.n_state, i = channel;
-    const struct k_mamba_part *part = &a.m.x;
-    float x[K_CONV_TAPS_MAX], by[K_CONV_TAPS_MAX], sum = 0.0f;
-
-    if (channel >= inner) {
-        part = channel < inner + width ? &a.m.b : &a.m.c;
-        i = (channel - inner) % width;
-    }
-#pragma unroll
-    for (int back = 0; back < K_CONV_TAPS_MAX; back++) {
-        x[back] = by[back] = 0.0f;
-        if (back >= s.n_taps || pos < back)
-            continue;
-        by[back] = part->taps[i * s.n_taps + s.n_taps - 1 - back];
-        if (token - back >= begin)
-            x[back] = load_bf16(mamba_row(a, token - back) + inner + channel);
-        else
-            x[back] = *mamba_kept(a, seq, pos - back, channel);
-    }
-    for (int back = K_CONV_TAPS_MAX - 1; back >= 0; back--)
-        sum += by[back] * x[back];
-    sum = part->by * sum + (part->bias == NULL ? 0.0f : part->bias[i]);
-    return sum * mamba_sigmoid(sum);
 }
 
 #endif

@@ -49,18 +49,13 @@ struct mamba_part {
 
 /* --- rows of a chunk -------------------------------------------------------------------------- */
 
-/* The factors of a chunk of n tokens, by the first warp. */
+/* The factors of a chunk by the first warp, of which each lane has a token. */
 template <int wide>
-static __device__ inline void mamba_fetch_steps(const mamba_args &a, mamba_stage<wide> &stage,
-                                                int first, int n, int head)
+static __device__ inline void mamba_make_factors(mamba_stage<wide> &stage, float length, float log)
 {
     int lane = threadIdx.x;
-    float length = 0.0f, log = 0.0f, last;
+    float last;
 
-    if (lane < n) {
-        length = mamba_steps(a, first + lane)[2 * head];
-        log = mamba_steps(a, first + lane)[2 * head + 1];
-    }
     for (int back = 1; back < 32; back *= 2) {
         float before = __shfl_up_sync(~0U, log, back);
 
@@ -84,16 +79,21 @@ static __device__ inline void mamba_fetch_chunk(const mamba_args &a, const mamba
     size_t channels = k_mamba_channels(&s);
     const float *rows = mamba_rows(a, first);
     bool fours = s.head_dim % 4 == 0 && s.n_state % 4 == 0;
+    float length = 0.0f, log = 0.0f;
 
+    if ((int)threadIdx.x < n) {
+        length = mamba_steps(a, first + threadIdx.x)[2 * part.head];
+        log = mamba_steps(a, first + threadIdx.x)[2 * part.head + 1];
+    }
     tf32_fetch<CHUNK, THREADS>(stage.b, pitch, rows + mamba_b_channel(s, part.head), channels, n,
                                s.n_state, 8 * wide, fours);
     tf32_fetch<CHUNK, THREADS>(stage.c, pitch, rows + mamba_c_channel(s, part.head), channels, n,
                                s.n_state, 8 * wide, fours);
     tf32_fetch<CHUNK, THREADS>(stage.x, X_PITCH, rows + part.head * s.head_dim + part.row, channels,
                                n, part.n_rows, ROWS, fours);
-    if (threadIdx.x < 32)
-        mamba_fetch_steps(a, stage, first, n, part.head);
     asm volatile("cp.async.commit_group;" ::: "memory");
+    if (threadIdx.x < 32)
+        mamba_make_factors(stage, length, log);
 }
 
 /* --- products --------------------------------------------------------------------------------- */
@@ -106,7 +106,8 @@ static __device__ inline void mamba_make_m(const mamba_stage<wide> &stage, float
     const int pitch = mamba_stage<wide>::pitch;
     tf32_sums sums[2] = {};
 
-    for (int i = 0; i < 8 * wide && column < row + 16; i += 8) {
+#pragma unroll
+    for (int i = 0; i < 8 * wide; i += 8) {
         float c[4], b[2];
 
         tf32_load_a(c, stage.c + row * pitch + i, pitch);
@@ -164,12 +165,17 @@ static __device__ inline void mamba_read(const mamba_stage<wide> &stage, const f
 
         y[j].x[0] *= from.x, y[j].x[2] *= from.x;
         y[j].x[1] *= from.y, y[j].x[3] *= from.y;
+    }
 #pragma unroll
-        for (int i = 0; i <= j; i++) {
-            float a[4], b[2];
+    for (int i = 0; i < TILES; i++) {
+        float a[4];
 
-            for (int e = 0; e < 4; e++)
-                a[e] = tf32_round(x[i][e]);
+        for (int e = 0; e < 4; e++)
+            a[e] = tf32_round(x[i][e]);
+#pragma unroll
+        for (int j = i; j < TILES; j++) {
+            float b[2];
+
             tf32_load_b_turned(b, m + 8 * j * M_PITCH + 8 * i, M_PITCH);
             tf32_mma(y[j], a, b);
         }
@@ -182,25 +188,26 @@ static __device__ inline void mamba_write(const mamba_stage<wide> &stage, tf32_s
                                           const float x[TILES][4])
 {
     const int pitch = mamba_stage<wide>::pitch;
-    float keep = stage.from[CHUNK - 1], a[TILES][4];
+    float keep = stage.from[CHUNK - 1];
 
-#pragma unroll
-    for (int i = 0; i < TILES; i++) {
-        int token = 8 * i + tf32_lane_column();
-
-        for (int e = 0; e < 4; e++)
-            a[i][e] = tf32_round(x[i][e] * stage.to[token + e / 2 * 4]);
-    }
 #pragma unroll
     for (int j = 0; j < wide; j++) {
         for (int e = 0; e < 4; e++)
             s[j].x[e] *= keep;
+    }
 #pragma unroll
-        for (int i = 0; i < TILES; i++) {
+    for (int i = 0; i < TILES; i++) {
+        int token = 8 * i + tf32_lane_column();
+        float a[4];
+
+        for (int e = 0; e < 4; e++)
+            a[e] = tf32_round(x[i][e] * stage.to[token + e / 2 * 4]);
+#pragma unroll
+        for (int j = 0; j < wide; j++) {
             float b[2];
 
             tf32_load_b(b, stage.b + 8 * i * pitch + 8 * j, pitch);
-            tf32_mma(s[j], a[i], b);
+            tf32_mma(s[j], a, b);
         }
     }
 }
