@@ -13,8 +13,9 @@ extern "C" {
 
 /* --- Mamba-2 ------------------------------------------------------------------------------- */
 
-#define K_MAMBA_HEAD_MAX  128
-#define K_MAMBA_STATE_MAX 256
+#define K_MAMBA_HEAD_MAX     128
+#define K_MAMBA_STATE_MAX    256
+#define K_MAMBA_SHARED_BYTES (95 * 1024) /* of a block of k_mamba_scan() */
 
 /* The sizes of a layer. Heads g * n .. g * n + n - 1 read group g, where n = n_heads / n_groups. */
 struct k_mamba_shape {

@@ -56,12 +56,13 @@ struct device_limits {
     int n_experts, n_experts_used, expert_dim; /* of the largest FFN of experts: those of this
                                                 * device, of a token, and the width of one; 0
                                                 * without any */
-    int n_choices;   /* experts that a router chooses from: those of all ranks */
-    bool codes;      /* some matrices multiply codes (k_format_reads_codes()) */
-    bool packed;     /* some matrices are packed (k_format_is_packed()) */
-    bool has_states; /* some layers are recurrent */
-    int n_stages;    /* of the model; 0: one */
-    bool follows;    /* a device of another process samples */
+    int n_choices;    /* experts that a router chooses from: those of all ranks */
+    bool codes;       /* some matrices multiply codes (k_format_reads_codes()) */
+    bool packed;      /* some matrices are packed (k_format_is_packed()) */
+    bool has_states;  /* some layers are recurrent */
+    int state_shared; /* bytes of shared memory that a block of their kernels takes */
+    int n_stages;     /* of the model; 0: one */
+    bool follows;     /* a device of another process samples */
 };
 
 /* The stages of a model. One step more may be in flight: one for each stage, and one that begins

@@ -677,9 +677,9 @@ static int cuda_check_portable(const struct cuda *c, const struct device_limits 
             cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, c->ordinal),
             "asking for shared memory") != ERR_OK)
         return ERR_GPU;
-    if (lim->has_states && bytes < K_DELTA_SHARED_BYTES) {
+    if (bytes < lim->state_shared) {
         log_error("device: recurrent layers need %d bytes of shared memory per block, %s has %d",
-                  K_DELTA_SHARED_BYTES, c->base.name, bytes);
+                  lim->state_shared, c->base.name, bytes);
         return ERR_UNSUPPORTED;
     }
     return ERR_OK;

@@ -363,6 +363,7 @@ static struct device_limits model_rank_limits(struct model *m, const struct rank
         .codes = r->weights.reads_codes,
         .packed = r->weights.is_packed,
         .has_states = widest.has_states,
+        .state_shared = widest.state_shared,
         .n_experts = widest.experts.n_own,
         .n_experts_used = widest.experts.n_used,
         .expert_dim = widest.experts.ff_dim,

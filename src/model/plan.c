@@ -450,6 +450,10 @@ struct plan_widths plan_widest(const struct plan *p)
         widest.state_work = plan_wider(widest.state_work, (int)k_delta_work(&layer->delta));
         widest.state_work = plan_wider(widest.state_work, (int)k_mamba_work(&layer->mamba.shape));
         widest.has_states = widest.has_states || plan_state_elems(layer) > 0;
+        if (layer->mixer == MIXER_MAMBA)
+            widest.state_shared = plan_wider(widest.state_shared, K_MAMBA_SHARED_BYTES);
+        if (layer->mixer == MIXER_DELTA)
+            widest.state_shared = plan_wider(widest.state_shared, K_DELTA_SHARED_BYTES);
         plan_widen_experts(&widest.experts, &layer->ffn.experts);
         if (layer->attn.qk_norm == QK_NORM_WHOLE)
             widest.norms_whole = true;

@@ -194,6 +194,7 @@ struct plan_widths {
     int delta_gates;       /* of Gated DeltaNet: b and a */
     int state_work;        /* of the work memory of mixers with states, in floats */
     bool has_states;
+    int state_shared; /* bytes of shared memory of a block of their kernels */
     struct experts_widths experts;
     bool is_apart;    /* some layer has a dense FFN beside experts */
     int latent;       /* of experts in a narrower space */
