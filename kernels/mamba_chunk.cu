@@ -10,22 +10,34 @@
  *   S = exp(L_last) S + transpose(diag(exp(L_last - L) d) x) B
  *
  * A block has ROWS rows of a head's matrix and runs through the chunks of a sequence; each warp has
- * 16 of the rows, in registers, as sums of the last product. They are the left operand of the first
- * one as they are, because a sum over n_state may go in any order: the right operand is read in
- * pairs of columns instead. The next chunk's rows are fetched meanwhile, unless n_state is so large
- * that shared memory has no room for them. M is made by every head, although C B is the group's.
- * Bound by shared memory's bandwidth. */
+ * half the columns of 16 of the rows, in registers, as sums of the last product. They are the left
+ * operand of the first one as they are, because a sum over n_state may go in any order: the right
+ * operand is read in pairs of columns instead. Results of both halves meet in shared memory. The
+ * next chunk's rows are fetched meanwhile, unless n_state is so large that shared memory has no
+ * room for them. M is made by every head, although C B is the group's. Bound by the latency of a
+ * chunk's products, one after another. */
 #include "kernels/mamba.cuh"
 
 #define CHUNK   32
 #define ROWS    64
-#define THREADS 128
+#define THREADS 256
 #define X_PITCH (ROWS + 8)  /* of operands that products read by columns */
 #define M_PITCH (CHUNK + 4) /* of one that they read by rows */
 #define TILES   (CHUNK / 8) /* of tokens */
 
 static_assert(CHUNK == 32, "a lane has a token");
-static_assert(THREADS / 32 * 16 == ROWS, "a warp has 16 rows");
+static_assert(THREADS / 64 * 16 == ROWS, "two warps have 16 rows");
+
+/* The warp's first row, and its half of the columns. */
+static __device__ inline int mamba_warp_row()
+{
+    return (int)threadIdx.x / 32 % 4 * 16;
+}
+
+static __device__ inline int mamba_warp_half()
+{
+    return threadIdx.x / 128;
+}
 
 /* The rows of a chunk, for states of up to 8 * wide elements. */
 template <int wide> struct mamba_stage {
@@ -98,30 +110,28 @@ static __device__ inline void mamba_fetch_chunk(const mamba_args &a, const mamba
 
 /* --- products --------------------------------------------------------------------------------- */
 
-/* M, of which a warp makes 16 rows and 16 columns. */
+/* M, of which a warp makes 16 rows and 8 columns, in two sums of every second step. */
 template <int wide>
 static __device__ inline void mamba_make_m(const mamba_stage<wide> &stage, float *m)
 {
-    int row = threadIdx.x / 32 % 2 * 16, column = threadIdx.x / 64 * 16;
+    int row = threadIdx.x / 32 % 2 * 16, column = threadIdx.x / 64 * 8;
     const int pitch = mamba_stage<wide>::pitch;
     tf32_sums sums[2] = {};
 
 #pragma unroll
-    for (int i = 0; i < 8 * wide; i += 8) {
+    for (int i = 0; i < wide; i++) {
         float c[4], b[2];
 
-        tf32_load_a(c, stage.c + row * pitch + i, pitch);
-        for (int j = 0; j < 2; j++) {
-            tf32_load_b_turned(b, stage.b + (column + 8 * j) * pitch + i, pitch);
-            tf32_mma(sums[j], c, b);
-        }
+        tf32_load_a(c, stage.c + row * pitch + 8 * i, pitch);
+        tf32_load_b_turned(b, stage.b + column * pitch + 8 * i, pitch);
+        tf32_mma(sums[i % 2], c, b);
     }
-    for (int i = 0; i < 8; i++) {
-        int to = row + tf32_lane_row() + i % 4 / 2 * 8;
-        int from = column + i / 4 * 8 + 2 * tf32_lane_column() + i % 2;
+    for (int i = 0; i < 4; i++) {
+        int to = row + tf32_lane_row() + i / 2 * 8;
+        int from = column + 2 * tf32_lane_column() + i % 2;
         float by = from <= to ? __expf(stage.log[to] - stage.log[from]) * stage.length[from] : 0.0f;
 
-        m[to * M_PITCH + from] = tf32_round(by * sums[i / 4].x[i % 4]);
+        m[to * M_PITCH + from] = tf32_round(by * (sums[0].x[i] + sums[1].x[i]));
     }
 }
 
@@ -129,7 +139,7 @@ static __device__ inline void mamba_make_m(const mamba_stage<wide> &stage, float
 template <int wide>
 static __device__ inline void mamba_load_x(const mamba_stage<wide> &stage, float x[TILES][4])
 {
-    int row = threadIdx.x / 32 * 16 + tf32_lane_row();
+    int row = mamba_warp_row() + tf32_lane_row();
 
 #pragma unroll
     for (int i = 0; i < TILES; i++) {
@@ -139,21 +149,23 @@ static __device__ inline void mamba_load_x(const mamba_stage<wide> &stage, float
     }
 }
 
-/* y by tokens: diag(exp(L)) C transpose(S) + M x, turned. */
+/* The warp's part of y by tokens: diag(exp(L)) C transpose(S) + M x, turned, over its columns of S
+ * and every second tile of tokens. */
 template <int wide>
 static __device__ inline void mamba_read(const mamba_stage<wide> &stage, const float *m,
                                          const tf32_sums *s, const float x[TILES][4], tf32_sums *y)
 {
     const int pitch = mamba_stage<wide>::pitch;
+    const float *columns = stage.c + mamba_warp_half() * 4 * wide;
 
 #pragma unroll
-    for (int i = 0; i < wide; i++) {
+    for (int i = 0; i < wide / 2; i++) {
         const float a[4] = {tf32_round(s[i].x[0]), tf32_round(s[i].x[2]), tf32_round(s[i].x[1]),
                             tf32_round(s[i].x[3])};
 
 #pragma unroll
         for (int j = 0; j < TILES; j++) {
-            float2 c = *(const float2 *)(stage.c + (8 * j + tf32_lane_row()) * pitch + 8 * i +
+            float2 c = *(const float2 *)(columns + (8 * j + tf32_lane_row()) * pitch + 8 * i +
                                          2 * tf32_lane_column());
 
             tf32_mma(y[j], a, &c.x);
@@ -170,6 +182,8 @@ static __device__ inline void mamba_read(const mamba_stage<wide> &stage, const f
     for (int i = 0; i < TILES; i++) {
         float a[4];
 
+        if (i % 2 != mamba_warp_half())
+            continue;
         for (int e = 0; e < 4; e++)
             a[e] = tf32_round(x[i][e]);
 #pragma unroll
@@ -182,16 +196,17 @@ static __device__ inline void mamba_read(const mamba_stage<wide> &stage, const f
     }
 }
 
-/* S of the warp's rows takes the chunk. */
+/* The warp's part of S takes the chunk. */
 template <int wide>
 static __device__ inline void mamba_write(const mamba_stage<wide> &stage, tf32_sums *s,
                                           const float x[TILES][4])
 {
     const int pitch = mamba_stage<wide>::pitch;
+    const float *columns = stage.b + mamba_warp_half() * 4 * wide;
     float keep = stage.from[CHUNK - 1];
 
 #pragma unroll
-    for (int j = 0; j < wide; j++) {
+    for (int j = 0; j < wide / 2; j++) {
         for (int e = 0; e < 4; e++)
             s[j].x[e] *= keep;
     }
@@ -203,10 +218,10 @@ static __device__ inline void mamba_write(const mamba_stage<wide> &stage, tf32_s
         for (int e = 0; e < 4; e++)
             a[e] = tf32_round(x[i][e] * stage.to[token + e / 2 * 4]);
 #pragma unroll
-        for (int j = 0; j < wide; j++) {
+        for (int j = 0; j < wide / 2; j++) {
             float b[2];
 
-            tf32_load_b(b, stage.b + 8 * i * pitch + 8 * j, pitch);
+            tf32_load_b(b, columns + 8 * i * pitch + 8 * j, pitch);
             tf32_mma(s[j], a, b);
         }
     }
@@ -217,7 +232,7 @@ static __device__ inline void mamba_write(const mamba_stage<wide> &stage, tf32_s
 /* Row and column of sum i of a tile of 16 of the warp's rows. */
 static __device__ inline int mamba_sum_row(int i)
 {
-    return (int)threadIdx.x / 32 * 16 + tf32_lane_row() + i / 2 * 8;
+    return mamba_warp_row() + tf32_lane_row() + i / 2 * 8;
 }
 
 static __device__ inline int mamba_sum_column(int i)
@@ -226,11 +241,13 @@ static __device__ inline int mamba_sum_column(int i)
 }
 
 /* Where sum i of tile j of the warp's part of the matrix is in the state; NULL beyond its edges. */
+template <int wide>
 static __device__ inline float *mamba_matrix_elem(const mamba_args &a, const mamba_part &part,
                                                   int j, int i)
 {
     const struct k_mamba_shape &s = a.m.shape;
-    int row = mamba_sum_row(i), column = 8 * j + mamba_sum_column(i);
+    int row = mamba_sum_row(i);
+    int column = mamba_warp_half() * 4 * wide + 8 * j + mamba_sum_column(i);
 
     if (row >= part.n_rows || column >= s.n_state)
         return NULL;
@@ -239,27 +256,54 @@ static __device__ inline float *mamba_matrix_elem(const mamba_args &a, const mam
                           column);
 }
 
-/* One chunk, whose rows are there, from token `first` on. Results replace x. */
+/* y of the other half of the columns, which goes where C was. */
+static __device__ inline void mamba_leave_results(float *shared, const tf32_sums *y)
+{
+    for (int i = 0; i < 4 * TILES; i++) {
+        int token = i / 4 * 8 + mamba_sum_column(i % 4);
+
+        shared[token * X_PITCH + mamba_sum_row(i % 4)] = y[i / 4].x[i % 4];
+    }
+}
+
+/* Results, which replace x. */
+template <int wide>
+static __device__ inline void mamba_store_results(const mamba_args &a, const mamba_part &part,
+                                                  const mamba_stage<wide> &stage,
+                                                  const tf32_sums *y, int first)
+{
+    float skip = a.m.skip[part.head];
+
+    for (int i = 0; i < 4 * TILES; i++) {
+        int token = i / 4 * 8 + mamba_sum_column(i % 4), row = mamba_sum_row(i % 4);
+        int at = token * X_PITCH + row;
+
+        if (first + token < part.end && row < part.n_rows)
+            mamba_rows(a, first + token)[part.head * a.m.shape.head_dim + part.row + row] =
+                y[i / 4].x[i % 4] + stage.c[at] + skip * stage.x[at];
+    }
+}
+
+/* One chunk, whose rows are there, from token `first` on. */
 template <int wide>
 static __device__ inline void mamba_run_chunk(const mamba_args &a, const mamba_part &part,
-                                              const mamba_stage<wide> &stage, float *m,
-                                              tf32_sums *s, int first)
+                                              mamba_stage<wide> &stage, float *m, tf32_sums *s,
+                                              int first)
 {
-    float x[TILES][4], skip = a.m.skip[part.head];
+    float x[TILES][4];
     tf32_sums y[TILES] = {};
 
     mamba_make_m(stage, m);
     mamba_load_x(stage, x);
     __syncthreads();
     mamba_read(stage, m, s, x, y);
-    for (int i = 0; i < 4 * TILES; i++) {
-        int token = i / 4 * 8 + mamba_sum_column(i % 4), row = mamba_sum_row(i % 4);
-
-        if (first + token < part.end && row < part.n_rows)
-            mamba_rows(a, first + token)[part.head * a.m.shape.head_dim + part.row + row] =
-                y[i / 4].x[i % 4] + skip * stage.x[token * X_PITCH + row];
-    }
+    __syncthreads();
+    if (mamba_warp_half() == 1)
+        mamba_leave_results(stage.c, y);
     mamba_write(stage, s, x);
+    __syncthreads();
+    if (mamba_warp_half() == 0)
+        mamba_store_results(a, part, stage, y, first);
 }
 
 /* The last inputs of the block's channels replace older ones in the state: its rows of x, and B and
@@ -290,7 +334,7 @@ static __global__ void __launch_bounds__(THREADS, 2) mamba_chunk_kernel(const ma
     extern __shared__ __align__(16) float mamba_memory[];
     mamba_chunks<wide, n_stages> &c = *(mamba_chunks<wide, n_stages> *)mamba_memory;
     mamba_part part = {(int)blockIdx.x, (int)blockIdx.z, (int)blockIdx.y * ROWS};
-    tf32_sums s[wide] = {};
+    tf32_sums s[wide / 2] = {};
 
     if (!mamba_is_chunk(a, part.seq))
         return;
@@ -300,8 +344,8 @@ static __global__ void __launch_bounds__(THREADS, 2) mamba_chunk_kernel(const ma
     mamba_fetch_chunk(a, part, c.stages[0], part.begin);
     if (a.t.kv_len[part.seq] > part.end - part.begin) {
 #pragma unroll
-        for (int i = 0; i < 4 * wide; i++) {
-            const float *elem = mamba_matrix_elem(a, part, i / 4, i % 4);
+        for (int i = 0; i < 2 * wide; i++) {
+            const float *elem = mamba_matrix_elem<wide>(a, part, i / 4, i % 4);
 
             if (elem != NULL)
                 s[i / 4].x[i % 4] = *elem;
@@ -320,8 +364,8 @@ static __global__ void __launch_bounds__(THREADS, 2) mamba_chunk_kernel(const ma
         turn ^= n_stages - 1;
     }
 #pragma unroll
-    for (int i = 0; i < 4 * wide; i++) {
-        float *elem = mamba_matrix_elem(a, part, i / 4, i % 4);
+    for (int i = 0; i < 2 * wide; i++) {
+        float *elem = mamba_matrix_elem<wide>(a, part, i / 4, i % 4);
 
         if (elem != NULL)
             *elem = s[i / 4].x[i % 4];
@@ -337,7 +381,7 @@ template <int wide, int n_stages> static int mamba_launch_wide(const mamba_args 
     const int bytes = (int)sizeof(mamba_chunks<wide, n_stages>);
     dim3 parts(s->n_heads, (s->head_dim + ROWS - 1) / ROWS, a.t.n_seqs);
 
-    static_assert(sizeof(mamba_chunks<wide, n_stages>) <= K_DELTA_SHARED_BYTES,
+    static_assert(sizeof(mamba_chunks<wide, n_stages>) <= K_MAMBA_SHARED_BYTES,
                   "what devices look for");
     if (cudaFuncSetAttribute(mamba_chunk_kernel<wide, n_stages>,
                              cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) != cudaSuccess)

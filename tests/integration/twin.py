@@ -227,6 +227,7 @@ def mamba(kinds="mmfmmf"):
     config = dict(read_config(), architectures=["FalconH1ForCausalLM" if both else "BambaForCausalLM"],
                   model_type="falcon_h1" if both else "bamba", mamba_n_heads=8, mamba_d_head=32,
                   mamba_d_ssm=256, mamba_n_groups=2, mamba_d_state=32, mamba_d_conv=4,
+                  mamba_rms_norm=True,
                   attn_layer_indices=[i for i, k in enumerate(kinds) if k == "f"])
     dim, head, draw = config["hidden_size"], config["head_dim"], random.Random(1)
     config["mamba_expand"] = 256 // dim
