@@ -288,7 +288,7 @@ static __global__ void __launch_bounds__(32 * CONV_WARPS) delta_convolve_kernel(
 
         if (i < h.dim)
             a.d.rows[(size_t)token * k_delta_channels(&s) + h.channel + i] =
-                is_value ? x[j] : delta_tf32(x[j] * scale);
+                is_value ? x[j] : tf32_round(x[j] * scale);
     }
 }
 

@@ -5,6 +5,7 @@
 #define QUIRE_KERNELS_DELTA_CUH
 
 #include "kernels/common.cuh"
+#include "kernels/tf32.cuh"
 
 #define DELTA_DIM  K_DELTA_DIM_MAX
 #define LENGTH_EPS 1e-6f
@@ -116,10 +117,10 @@ static __device__ inline float delta_convolve(const delta_args &a, const delta_h
                                               int seq, int token, int begin, int pos)
 {
     int n_taps = a.d.shape.n_taps;
-    float x[K_DELTA_TAPS_MAX], by[K_DELTA_TAPS_MAX], sum = 0.0f;
+    float x[K_CONV_TAPS_MAX], by[K_CONV_TAPS_MAX], sum = 0.0f;
 
 #pragma unroll
-    for (int back = 0; back < K_DELTA_TAPS_MAX; back++) {
+    for (int back = 0; back < K_CONV_TAPS_MAX; back++) {
         x[back] = by[back] = 0.0f;
         if (back >= n_taps || pos < back)
             continue;
@@ -129,18 +130,9 @@ static __device__ inline float delta_convolve(const delta_args &a, const delta_h
         else
             x[back] = *delta_kept(a, seq, pos - back, h.channel + i);
     }
-    for (int back = K_DELTA_TAPS_MAX - 1; back >= 0; back--)
+    for (int back = K_CONV_TAPS_MAX - 1; back >= 0; back--)
         sum += by[back] * x[back];
     return sum * delta_sigmoid(sum);
-}
-
-/* A float32 number as a product of the tensor cores reads it: with 10 bits of mantissa. */
-static __device__ inline float delta_tf32(float x)
-{
-    uint32_t y;
-
-    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(x));
-    return __uint_as_float(y);
 }
 
 #endif

@@ -31,58 +31,6 @@
 static_assert(CHUNK == 32 && COLUMNS == 32, "a lane has a token, or a column");
 static_assert(THREADS == DELTA_DIM, "a warp has 32 rows of a matrix, and a quarter of a result");
 
-/* --- products --------------------------------------------------------------------------------- */
-
-/* A tile of 16 x 8 sums, and the parts of its 16 x 8 and 8 x 8 inputs, of a lane. */
-struct delta_sums {
-    float x[4];
-};
-
-static __device__ inline void delta_mma(delta_sums &d, const float *a, const float *b)
-{
-    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
-                 "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                 : "+f"(d.x[0]), "+f"(d.x[1]), "+f"(d.x[2]), "+f"(d.x[3])
-                 : "r"(__float_as_uint(a[0])), "r"(__float_as_uint(a[1])),
-                   "r"(__float_as_uint(a[2])), "r"(__float_as_uint(a[3])),
-                   "r"(__float_as_uint(b[0])), "r"(__float_as_uint(b[1])));
-}
-
-/* The lane's rows and columns: of sums rows row(), row() + 8 and columns 2 * column(), + 1. */
-static __device__ inline int delta_lane_row()
-{
-    return threadIdx.x % 32 / 4;
-}
-
-static __device__ inline int delta_lane_column()
-{
-    return threadIdx.x % 4;
-}
-
-/* The lane's part of a 16 x 8 input that begins at `from`. */
-static __device__ inline void delta_load_a(float *a, const float *from, int pitch)
-{
-    const float *at = from + delta_lane_row() * pitch + delta_lane_column();
-
-    a[0] = at[0], a[1] = at[8 * pitch], a[2] = at[4], a[3] = at[8 * pitch + 4];
-}
-
-/* Of an 8 x 8 input. */
-static __device__ inline void delta_load_b(float *b, const float *from, int pitch)
-{
-    const float *at = from + delta_lane_column() * pitch + delta_lane_row();
-
-    b[0] = at[0], b[1] = at[4 * pitch];
-}
-
-/* Of the transpose of an 8 x 8 input. */
-static __device__ inline void delta_load_b_turned(float *b, const float *from, int pitch)
-{
-    const float *at = from + delta_lane_row() * pitch + delta_lane_column();
-
-    b[0] = at[0], b[1] = at[4];
-}
-
 /* --- chunks ----------------------------------------------------------------------------------- */
 
 /* A lane's token of a chunk of n: G, and beta, 0 behind the end. */
@@ -108,45 +56,6 @@ static __device__ inline delta_decay delta_decay_of(const delta_args &a, int fir
             d.g += before;
     }
     return d;
-}
-
-static __device__ inline void delta_copy(float *to, const float *from)
-{
-    uint32_t at = (uint32_t)__cvta_generic_to_shared(to);
-
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(at), "l"(from) : "memory");
-}
-
-static __device__ inline void delta_copy_four(float *to, const float *from)
-{
-    uint32_t at = (uint32_t)__cvta_generic_to_shared(to);
-
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(from) : "memory");
-}
-
-/* Begin to copy `width` elements of n rows; in groups of four if all lie so. Rows up to CHUNK
- * become 0; columns up to `room`, a multiple of 4, do too. */
-static __device__ inline void delta_fetch(float *to, int to_pitch, const float *from,
-                                          size_t from_pitch, int n, int width, int room, bool fours)
-{
-    int each = room / 4;
-
-    for (int at = threadIdx.x; at < CHUNK * each; at += THREADS) {
-        int row = at / each, column = at % each * 4;
-        float *place = to + row * to_pitch + column;
-        const float *source = from + row * from_pitch + column;
-
-        if (row < n && fours && column + 4 <= width) {
-            delta_copy_four(place, source);
-            continue;
-        }
-        for (int i = 0; i < 4; i++) {
-            if (row < n && column + i < width)
-                delta_copy(place + i, source + i);
-            else
-                place[i] = 0.0f;
-        }
-    }
 }
 
 /* True if rows and heads lie in groups of four elements. */
@@ -187,23 +96,23 @@ static __device__ inline int delta_find_seq(const delta_args &a, int x, int *sha
 static __device__ inline void delta_multiply_keys(delta_prepared &p)
 {
     int warp = threadIdx.x / 32, row = warp % 2 * 16, column = warp / 2 * 16;
-    delta_sums qk[2] = {}, kk[2] = {};
+    tf32_sums qk[2] = {}, kk[2] = {};
 
     for (int i = 0; i < DELTA_DIM; i += 8) {
         float q[4], k[4], b[2];
 
-        delta_load_a(q, p.q + row * K_PITCH + i, K_PITCH);
-        delta_load_a(k, p.k + row * K_PITCH + i, K_PITCH);
+        tf32_load_a(q, p.q + row * K_PITCH + i, K_PITCH);
+        tf32_load_a(k, p.k + row * K_PITCH + i, K_PITCH);
         for (int j = 0; j < 2; j++) {
-            delta_load_b_turned(b, p.k + (column + 8 * j) * K_PITCH + i, K_PITCH);
-            delta_mma(qk[j], q, b);
-            delta_mma(kk[j], k, b);
+            tf32_load_b_turned(b, p.k + (column + 8 * j) * K_PITCH + i, K_PITCH);
+            tf32_mma(qk[j], q, b);
+            tf32_mma(kk[j], k, b);
         }
     }
     for (int j = 0; j < 2; j++) {
         for (int i = 0; i < 4; i++) {
-            int at = (row + delta_lane_row() + i / 2 * 8) * PITCH + column + 8 * j +
-                     2 * delta_lane_column() + i % 2;
+            int at = (row + tf32_lane_row() + i / 2 * 8) * PITCH + column + 8 * j +
+                     2 * tf32_lane_column() + i % 2;
 
             p.qk[at] = qk[j].x[i];
             p.kk[at] = kk[j].x[i];
@@ -245,7 +154,7 @@ static __device__ inline void delta_prepare_head(const delta_args &a, delta_prep
 
         if (i <= lane)
             t[i] = __expf(d.g - g) * p.qk[lane * PITCH + i];
-        t[i] = delta_tf32(t[i]);
+        t[i] = tf32_round(t[i]);
     }
     if (lane < n) {
 #pragma unroll
@@ -268,10 +177,11 @@ static __global__ void __launch_bounds__(THREADS) delta_prepare_kernel(const del
         return;
     first = a.t.seq_start[seq] + ((int)blockIdx.x - a.t.seq_start[seq] / CHUNK - seq) * CHUNK;
     n = min(CHUNK, a.t.seq_start[seq + 1] - first);
-    delta_fetch(p.q, K_PITCH, a.d.rows + first * pitch + k_head * s.k_dim, pitch, n, s.k_dim,
-                DELTA_DIM, delta_in_fours(s));
-    delta_fetch(p.k, K_PITCH, a.d.rows + first * pitch + k_delta_keys(&s) + k_head * s.k_dim, pitch,
-                n, s.k_dim, DELTA_DIM, delta_in_fours(s));
+    tf32_fetch<CHUNK, THREADS>(p.q, K_PITCH, a.d.rows + first * pitch + k_head * s.k_dim, pitch, n,
+                               s.k_dim, DELTA_DIM, delta_in_fours(s));
+    tf32_fetch<CHUNK, THREADS>(p.k, K_PITCH,
+                               a.d.rows + first * pitch + k_delta_keys(&s) + k_head * s.k_dim,
+                               pitch, n, s.k_dim, DELTA_DIM, delta_in_fours(s));
     asm volatile("cp.async.commit_group;\ncp.async.wait_group 0;" ::: "memory");
     __syncthreads();
     delta_multiply_keys(p);
@@ -313,14 +223,17 @@ static __device__ inline void delta_fetch_chunk(const delta_args &a, const delta
     int k_head = part.head / (s.n_v_heads / s.n_k_heads);
     bool fours = delta_in_fours(s);
 
-    delta_fetch(stage.q, K_PITCH, rows + k_head * s.k_dim, pitch, n, s.k_dim, DELTA_DIM, fours);
-    delta_fetch(stage.k, K_PITCH, rows + k_delta_keys(&s) + k_head * s.k_dim, pitch, n, s.k_dim,
-                DELTA_DIM, fours);
-    delta_fetch(stage.v, PITCH, rows + 2 * k_delta_keys(&s) + part.head * s.v_dim + part.column,
-                pitch, n, part.n_columns, COLUMNS, fours);
-    delta_fetch(stage.square, PITCH,
-                delta_chunk_rows(a) + ((size_t)first * s.n_v_heads + part.head) * CHUNK,
-                (size_t)s.n_v_heads * CHUNK, n, CHUNK, CHUNK, true);
+    tf32_fetch<CHUNK, THREADS>(stage.q, K_PITCH, rows + k_head * s.k_dim, pitch, n, s.k_dim,
+                               DELTA_DIM, fours);
+    tf32_fetch<CHUNK, THREADS>(stage.k, K_PITCH, rows + k_delta_keys(&s) + k_head * s.k_dim, pitch,
+                               n, s.k_dim, DELTA_DIM, fours);
+    tf32_fetch<CHUNK, THREADS>(stage.v, PITCH,
+                               rows + 2 * k_delta_keys(&s) + part.head * s.v_dim + part.column,
+                               pitch, n, part.n_columns, COLUMNS, fours);
+    tf32_fetch<CHUNK, THREADS>(stage.square, PITCH,
+                               delta_chunk_rows(a) +
+                                   ((size_t)first * s.n_v_heads + part.head) * CHUNK,
+                               (size_t)s.n_v_heads * CHUNK, n, CHUNK, CHUNK, true);
     if (lane < 32) {
         delta_decay d = delta_decay_of(a, first, n, part.head);
         float last = __shfl_sync(~0U, d.g, 31);
@@ -336,99 +249,99 @@ static __device__ inline void delta_fetch_chunk(const delta_args &a, const delta
  * two tiles of 8 columns. */
 static __device__ inline int delta_quarter_row(int i)
 {
-    return threadIdx.x / 32 % 2 * 16 + delta_lane_row() + i / 2 * 8;
+    return threadIdx.x / 32 % 2 * 16 + tf32_lane_row() + i / 2 * 8;
 }
 
 static __device__ inline int delta_quarter_column(int j, int i)
 {
-    return threadIdx.x / 64 * 16 + 8 * j + 2 * delta_lane_column() + i % 2;
+    return threadIdx.x / 64 * 16 + 8 * j + 2 * tf32_lane_column() + i % 2;
 }
 
 /* k S and q S. */
 static __device__ inline void delta_read_matrix(const delta_chunks &c, const delta_stage &stage,
-                                                delta_sums *of_k, delta_sums *of_q)
+                                                tf32_sums *of_k, tf32_sums *of_q)
 {
     int row = threadIdx.x / 32 % 2 * 16, column = threadIdx.x / 64 * 16;
 
     for (int i = 0; i < DELTA_DIM; i += 8) {
         float q[4], k[4], b[2];
 
-        delta_load_a(q, stage.q + row * K_PITCH + i, K_PITCH);
-        delta_load_a(k, stage.k + row * K_PITCH + i, K_PITCH);
+        tf32_load_a(q, stage.q + row * K_PITCH + i, K_PITCH);
+        tf32_load_a(k, stage.k + row * K_PITCH + i, K_PITCH);
         for (int j = 0; j < 2; j++) {
-            delta_load_b(b, c.s + i * S_PITCH + column + 8 * j, S_PITCH);
-            delta_mma(of_k[j], k, b);
-            delta_mma(of_q[j], q, b);
+            tf32_load_b(b, c.s + i * S_PITCH + column + 8 * j, S_PITCH);
+            tf32_mma(of_k[j], k, b);
+            tf32_mma(of_q[j], q, b);
         }
     }
 }
 
 /* V, of the rows in stage.v: `own` has the warp's quarter of them, to which the part of T below its
  * diagonal adds. */
-static __device__ inline void delta_solve(const delta_stage &stage, delta_sums *own)
+static __device__ inline void delta_solve(const delta_stage &stage, tf32_sums *own)
 {
-    int row = threadIdx.x / 32 % 2 * 16 + delta_lane_row(), column = threadIdx.x / 64 * 16;
+    int row = threadIdx.x / 32 % 2 * 16 + tf32_lane_row(), column = threadIdx.x / 64 * 16;
 
     for (int i = 0; i < CHUNK; i += 8) {
         float a[4], b[2];
 
         for (int e = 0; e < 4; e++) {
-            int to = row + e % 2 * 8, from = i + delta_lane_column() + e / 2 * 4;
+            int to = row + e % 2 * 8, from = i + tf32_lane_column() + e / 2 * 4;
 
             a[e] = from < to ? stage.square[from * PITCH + to] : 0.0f;
         }
         for (int j = 0; j < 2; j++) {
-            delta_load_b(b, stage.v + i * PITCH + column + 8 * j, PITCH);
-            delta_mma(own[j], a, b);
+            tf32_load_b(b, stage.v + i * PITCH + column + 8 * j, PITCH);
+            tf32_mma(own[j], a, b);
         }
     }
 }
 
 /* o += B V. */
 static __device__ inline void delta_attend(const delta_chunks &c, const delta_stage &stage,
-                                           delta_sums *o)
+                                           tf32_sums *o)
 {
-    int row = threadIdx.x / 32 % 2 * 16 + delta_lane_row(), column = threadIdx.x / 64 * 16;
+    int row = threadIdx.x / 32 % 2 * 16 + tf32_lane_row(), column = threadIdx.x / 64 * 16;
 
     for (int i = 0; i < CHUNK; i += 8) {
         float a[4], b[2];
 
         for (int e = 0; e < 4; e++) {
-            int to = row + e % 2 * 8, from = i + delta_lane_column() + e / 2 * 4;
+            int to = row + e % 2 * 8, from = i + tf32_lane_column() + e / 2 * 4;
 
             a[e] = from <= to ? stage.square[to * PITCH + from] : 0.0f;
         }
         for (int j = 0; j < 2; j++) {
-            delta_load_b(b, c.v + i * S_PITCH + column + 8 * j, S_PITCH);
-            delta_mma(o[j], a, b);
+            tf32_load_b(b, c.v + i * S_PITCH + column + 8 * j, S_PITCH);
+            tf32_mma(o[j], a, b);
         }
     }
 }
 
 /* The warp's 32 rows of the matrix: m[tile of 16 rows][tile of 8 columns]. */
 static __device__ inline void delta_write_matrix(const delta_chunks &c, const delta_stage &stage,
-                                                 delta_sums m[2][4])
+                                                 tf32_sums m[2][4])
 {
-    int row = threadIdx.x / 32 * 32 + delta_lane_row();
+    int row = threadIdx.x / 32 * 32 + tf32_lane_row();
     float keep = stage.from[CHUNK - 1];
 
     for (int i = 0; i < 32; i++)
         m[i / 16][i / 4 % 4].x[i % 4] *= keep;
     for (int i = 0; i < CHUNK; i += 8) {
-        int token = i + delta_lane_column();
+        int token = i + tf32_lane_column();
         float by[2] = {stage.to[token], stage.to[token + 4]}, b[4][2];
 
         for (int j = 0; j < 4; j++)
-            delta_load_b(b[j], c.v + i * S_PITCH + 8 * j, S_PITCH);
+            tf32_load_b(b[j], c.v + i * S_PITCH + 8 * j, S_PITCH);
         for (int tile = 0; tile < 2; tile++) {
             float a[4];
 
             for (int e = 0; e < 4; e++)
-                a[e] = delta_tf32(
+                a[e] = tf32_round(
                     by[e / 2] *
                     stage.k[(token + e / 2 * 4) * K_PITCH + row + 16 * tile + e % 2 * 8]);
             for (int j = 0; j < 4; j++)
-                delta_mma(m[tile][j], a, b[j]);
+                tf32_mma(m[tile][j], a, b[j]);
         }
     }
 }
@@ -436,20 +349,20 @@ static __device__ inline void delta_write_matrix(const delta_chunks &c, const de
 /* Row and column of sum i of m[tile][j] in the block's part of the matrix. */
 static __device__ inline int delta_matrix_row(int tile, int i)
 {
-    return threadIdx.x / 32 * 32 + 16 * tile + delta_lane_row() + i / 2 * 8;
+    return threadIdx.x / 32 * 32 + 16 * tile + tf32_lane_row() + i / 2 * 8;
 }
 
 static __device__ inline int delta_matrix_column(int j, int i)
 {
-    return 8 * j + 2 * delta_lane_column() + i % 2;
+    return 8 * j + 2 * tf32_lane_column() + i % 2;
 }
 
 /* The matrix rounded, for the next chunk's products. */
-static __device__ inline void delta_show_matrix(delta_chunks &c, const delta_sums m[2][4])
+static __device__ inline void delta_show_matrix(delta_chunks &c, const tf32_sums m[2][4])
 {
     for (int i = 0; i < 32; i++)
         c.s[delta_matrix_row(i / 16, i % 4) * S_PITCH + delta_matrix_column(i / 4 % 4, i % 4)] =
-            delta_tf32(m[i / 16][i / 4 % 4].x[i % 4]);
+            tf32_round(m[i / 16][i / 4 % 4].x[i % 4]);
 }
 
 /* Where sum i of the warp's part of the matrix is in the state; NULL beyond its edges. */
@@ -468,10 +381,10 @@ static __device__ inline float *delta_matrix_elem(const delta_args &a, const del
 /* One chunk, whose rows are there, from token `first` on. */
 static __device__ inline void delta_run_chunk(const delta_args &a, const delta_part &part,
                                               delta_chunks &c, delta_stage &stage,
-                                              delta_sums m[2][4], int first)
+                                              tf32_sums m[2][4], int first)
 {
     const struct k_delta_shape &s = a.d.shape;
-    delta_sums v[2] = {}, o[2] = {};
+    tf32_sums v[2] = {}, o[2] = {};
 
     delta_read_matrix(c, stage, v, o);
     for (int i = 0; i < 8; i++) {
@@ -480,14 +393,14 @@ static __device__ inline void delta_run_chunk(const delta_args &a, const delta_p
         float &x = v[i / 4].x[i % 4];
 
         x = stage.beta[row] * (old - stage.from[row] * x);
-        old = delta_tf32(x);
+        old = tf32_round(x);
         o[i / 4].x[i % 4] *= stage.from[row];
     }
     __syncthreads();
     delta_solve(stage, v);
     for (int i = 0; i < 8; i++)
         c.v[delta_quarter_row(i % 4) * S_PITCH + delta_quarter_column(i / 4, i % 4)] =
-            delta_tf32(v[i / 4].x[i % 4]);
+            tf32_round(v[i / 4].x[i % 4]);
     __syncthreads();
     delta_attend(c, stage, o);
     for (int i = 0; i < 8; i++) {
@@ -528,7 +441,7 @@ static __global__ void __launch_bounds__(THREADS, 2) delta_chunk_kernel(const de
     extern __shared__ __align__(16) float delta_memory[];
     delta_chunks &c = *(delta_chunks *)delta_memory;
     delta_part part = {(int)blockIdx.x, (int)blockIdx.z, (int)blockIdx.y * COLUMNS};
-    delta_sums m[2][4] = {};
+    tf32_sums m[2][4] = {};
     bool is_old;
 
     if (!delta_is_chunk(a, part.seq))

@@ -65,8 +65,8 @@ static __global__ void __launch_bounds__(THREADS) plain_kernel(const struct expe
 
         if (p.is_gated)
             y = gated(y,
-                      experts_dot_rows(w + (size_t)(p.n_out + out) * p.n_in, x, p.n_in) * factor +
-                          experts_own_bias(p, expert, p.n_out + out),
+                      experts_dot_rows(w + (size_t)(p.up + out) * p.n_in, x, p.n_in) * factor +
+                          experts_own_bias(p, expert, p.up + out),
                       p.activation);
         if (threadIdx.x % 32 == 0)
             store_bf16(p.out + (size_t)place * p.n_out + out, y);
@@ -193,7 +193,7 @@ int k_run_experts(const struct k_mixing *m, const k_bf16 *x, const struct k_half
 
     if (in < 0 || down < 0)
         return -1;
-    if (norm != NULL && n > K_MIXING_FEW)
+    if ((norm != NULL && n > K_MIXING_FEW) || (e->is_plain && in == EXPERTS_MXFP4))
         return -1;
     if (norm != NULL)
         first.inverse = m->inverse;
@@ -201,11 +201,12 @@ int k_run_experts(const struct k_mixing *m, const k_bf16 *x, const struct k_half
     first.out = m->ff;
     first.n_out = e->ff_dim;
     first.is_gated = true;
+    first.up = e->is_plain ? 0 : e->ff_dim;
     first.bias = (const k_bf16 *)e->in_bias;
     second.bias = (const k_bf16 *)e->down_bias;
     second.x = m->ff;
     second.out = m->y;
-    second.n_out = second.rows;
+    second.n_out = second.up = second.rows;
 #ifdef HAVE_PORTABLE
     if (k_is_portable())
         return experts_run_portable(&first, &second, in, down, stream);

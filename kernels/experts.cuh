@@ -11,7 +11,8 @@
 /* One product of all experts of a rank, with the activation if it is the first of the two:
  *
  *   is_gated   out [route][n_out] = activation(x * gate) * (x * up), x [token][n_in]; rows of an
- *              expert are its n_out gates, then its n_out ups
+ *              expert are its n_out gates, then its n_out ups, or its ups alone (up is 0), which
+ *              are then the gates too
  *   otherwise  out [route][n_out] = x * w, x [route][n_in] in the order of experts */
 struct experts_product {
     const k_bf16 *x;
@@ -20,6 +21,7 @@ struct experts_product {
     k_bf16 *out;
     const int32_t *starts, *routes, *touched, *tiles; /* of k_mixing */
     int n_in, n_out, rows;                            /* rows: of an expert in w */
+    int up;                                           /* rows from a gate to its up */
     int scale_cols;
     int n_tokens, n_used, n_experts;
     const float *inverse; /* float32 [n_tokens], the factors of x; or NULL */

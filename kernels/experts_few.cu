@@ -349,7 +349,7 @@ static __device__ inline int few_row(const struct experts_product &p, int tile, 
 {
     if (!p.is_gated)
         return min(tile * TILE + row, p.n_out - 1);
-    return min(tile * 8 + row % 8, p.n_out - 1) + (row < 8 ? 0 : p.n_out);
+    return min(tile * 8 + row % 8, p.n_out - 1) + (row < 8 ? 0 : p.up);
 }
 
 /* The scales of a box's two rows of blocks. */
@@ -547,7 +547,7 @@ static int few_encode_map(CUtensorMap *map, const struct experts_product *p, boo
     cuuint64_t row_bytes = (cuuint64_t)p->n_in * (is_bytes ? 1 : 2);
     cuuint64_t rows = (cuuint64_t)p->n_out, parts = p->is_gated ? 2 : 1;
     cuuint64_t sizes[4] = {(cuuint64_t)p->n_in, rows, parts, (cuuint64_t)p->n_experts};
-    cuuint64_t strides[3] = {row_bytes, rows * row_bytes, (cuuint64_t)p->rows * row_bytes};
+    cuuint64_t strides[3] = {row_bytes, p->up * row_bytes, (cuuint64_t)p->rows * row_bytes};
     cuuint32_t box[4] = {is_bytes ? 128U : 64U, p->is_gated ? 8U : 16U, p->is_gated ? 2U : 1U, 1};
 
     return encode_boxes(map, is_bytes, (void *)(uintptr_t)p->w, 4, sizes, strides, box);

@@ -443,13 +443,16 @@ void ref_route(const struct k_routes *out, const float *x, const struct k_router
 /* The experts of a layer, or those of them that a rank has: ids first .. first + n - 1. Others
  * contribute nothing.
  *
- *   expert(x) = down * (activation(gate * x) * (up * x)), each product plus its bias */
+ *   expert(x) = down * (activation(gate * x) * (up * x)), each product plus its bias
+ *
+ * With is_plain the ups are the gates too: relu(u) * u is relu(u)^2. */
 struct k_experts {
     struct k_matrix in;    /* [n * 2 * ff_dim][dim]: of each expert its gate, then its up */
     struct k_matrix down;  /* [n * dim][ff_dim] */
     const void *in_bias;   /* of the device's type [n * 2 * ff_dim], or NULL */
     const void *down_bias; /* [n * dim], or NULL */
     int n, first, ff_dim;
+    bool is_plain; /* in is [n * ff_dim][dim], and so is its bias; launchers: not in MXFP4 */
     enum k_activation activation;
 };
 
@@ -766,15 +769,15 @@ int k_recurrent(void *out, bool is_half, const k_bf16 *in, const struct k_state 
 
 /* --- the gated delta rule ------------------------------------------------------------------ */
 
-#define K_DELTA_DIM_MAX  128
-#define K_DELTA_TAPS_MAX 4
+#define K_DELTA_DIM_MAX 128
+#define K_CONV_TAPS_MAX 4
 
 /* The sizes of a layer of Gated DeltaNet. Value heads v * n .. v * n + n - 1 read key head v, where
  * n = n_v_heads / n_k_heads. */
 struct k_delta_shape {
     int n_k_heads, n_v_heads; /* n_v_heads is a multiple of n_k_heads */
     int k_dim, v_dim;         /* of a head; 1 .. K_DELTA_DIM_MAX */
-    int n_taps;               /* of the convolution; 2 .. K_DELTA_TAPS_MAX */
+    int n_taps;               /* of the convolution; 2 .. K_CONV_TAPS_MAX */
 };
 
 /* Elements of all queries or keys, of all values, and of a row's q, k and v. */

@@ -59,7 +59,7 @@ static __device__ inline int mixed_row(const experts_product &p, const mixed_til
     if (!p.is_gated)
         return min(t.row + i, p.n_out - 1);
     row = min(t.row / 2 + i / 16 * 8 + i % 8, p.n_out - 1);
-    return i % 16 < 8 ? row : p.n_out + row;
+    return i % 16 < 8 ? row : p.up + row;
 }
 
 static __device__ inline char *mixed_chunk(char *rows, int row, int chunk)
@@ -315,7 +315,7 @@ static __device__ inline void mixed_store(const experts_product &p, const mixed_
     factor = experts_factor(p, place) * larger;
     y = sum * factor + experts_own_bias(p, t.expert, row);
     if (p.is_gated)
-        y = gated(y, up * factor + experts_own_bias(p, t.expert, p.n_out + row), p.activation);
+        y = gated(y, up * factor + experts_own_bias(p, t.expert, p.up + row), p.activation);
     store_bf16(p.out + (size_t)place * p.n_out + row, y);
 }
 

@@ -8,7 +8,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "kernels/kernels.h"
+#include "kernels/ref_state.h"
 
 #define LENGTH_EPS 1e-6f /* of the lengths of queries and keys */
 
@@ -27,60 +27,19 @@ struct delta_step {
 struct delta_conv {
     const float *taps; /* [dim][n_taps] */
     int channel, dim;  /* the first one, and their number */
-    float kept[K_DELTA_TAPS_MAX][K_DELTA_DIM_MAX];
+    float kept[K_CONV_TAPS_MAX][K_DELTA_DIM_MAX];
 };
-
-static float delta_sigmoid(float x)
-{
-    return 1.0f / (1.0f + expf(-x));
-}
-
-/* As transformers': linear where the exponential would not change it. */
-static float delta_softplus(float x)
-{
-    if (x > 20.0f)
-        return x;
-    return log1pf(expf(x));
-}
 
 /* --- states ------------------------------------------------------------------------------- */
 
-/* Element i of the sequence's state of this layer, and the elements up to the end of its page. */
-static float *delta_at(const struct delta_step *step, size_t i, size_t *n)
-{
-    const struct k_state *state = step->state;
-    size_t at = state->at + i;
-    int32_t page =
-        step->t->page_ids[(size_t)step->seq * (size_t)step->t->pages_max + at / state->page_elems];
-
-    *n = state->page_elems - at % state->page_elems;
-    return state->pages + (size_t)page * state->page_elems + at % state->page_elems;
-}
-
 static void delta_load(const struct delta_step *step, float *to, size_t i, size_t n)
 {
-    while (n > 0) {
-        size_t run;
-        const float *from = delta_at(step, i, &run);
-
-        if (run > n)
-            run = n;
-        memcpy(to, from, run * sizeof *to);
-        to += run, i += run, n -= run;
-    }
+    state_load(step->state, step->t, step->seq, to, i, n);
 }
 
 static void delta_store(const struct delta_step *step, const float *from, size_t i, size_t n)
 {
-    while (n > 0) {
-        size_t run;
-        float *to = delta_at(step, i, &run);
-
-        if (run > n)
-            run = n;
-        memcpy(to, from, run * sizeof *to);
-        from += run, i += run, n -= run;
-    }
+    state_store(step->state, step->t, step->seq, from, i, n);
 }
 
 /* --- the convolution ------------------------------------------------------------------------ */
@@ -139,7 +98,7 @@ static void delta_convolve(const struct delta_step *step, const struct delta_con
             out[i] += c->taps[i * s->n_taps + tap] * x[i];
     }
     for (int i = 0; i < c->dim; i++)
-        out[i] *= delta_sigmoid(out[i]);
+        out[i] *= state_sigmoid(out[i]);
 }
 
 /* The same, of length `length`. */
@@ -171,7 +130,7 @@ static void delta_finish(const struct delta_step *step, float *out, const float 
         sum += (double)o[j] * (double)o[j];
     scale = 1.0f / sqrtf((float)(sum / d->shape.v_dim) + d->eps);
     for (int j = 0; j < d->shape.v_dim; j++)
-        out[j] = o[j] * scale * norm[j] * (z[j] * delta_sigmoid(z[j]));
+        out[j] = o[j] * scale * norm[j] * (z[j] * state_sigmoid(z[j]));
 }
 
 /* m [k_dim][v_dim] forgets, takes the value v at key k, and is read with q into o [v_dim]. */
@@ -219,14 +178,14 @@ static void delta_run_head(const struct delta_step *step, float *out, const floa
         delta_load(step, m, (size_t)head * k_delta_matrix(s), k_delta_matrix(s));
     for (int i = step->begin; i < step->end; i++) {
         const float *gate = gates + (size_t)i * 2 * (size_t)s->n_v_heads;
-        float forget = rate * delta_softplus(gate[s->n_v_heads + head] + d->dt_bias[head]);
+        float forget = rate * state_softplus(gate[s->n_v_heads + head] + d->dt_bias[head]);
         size_t at = (size_t)i * (size_t)k_delta_values(s) + (size_t)(head * s->v_dim);
         const float *z = step->in + delta_row(s, i) + k_delta_channels(s) + head * s->v_dim;
 
         delta_convolve_unit(step, of_q, q, i, 1.0f / sqrtf((float)s->k_dim));
         delta_convolve_unit(step, of_k, k, i, 1.0f);
         delta_convolve(step, &of_v, v, i);
-        delta_update(s, m, q, k, v, expf(-forget), delta_sigmoid(gate[head]), o);
+        delta_update(s, m, q, k, v, expf(-forget), state_sigmoid(gate[head]), o);
         delta_finish(step, out + at, o, z);
     }
     delta_store(step, m, (size_t)head * k_delta_matrix(s), k_delta_matrix(s));
@@ -266,5 +225,5 @@ void ref_delta_rule(float *out, const float *in, const float *gates, const struc
 void ref_shut(float *x, const float *gate, size_t n)
 {
     for (size_t i = 0; i < n; i++)
-        x[i] *= delta_sigmoid(gate[i]);
+        x[i] *= state_sigmoid(gate[i]);
 }

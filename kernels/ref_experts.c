@@ -249,9 +249,12 @@ void ref_combine(float *out, const float *y, const struct k_combining *c, int n)
 static void run_expert(float *y, const float *x, const struct k_experts *e, int expert, float *h)
 {
     size_t dim = (size_t)e->in.n_in, ff_dim = (size_t)e->ff_dim, at = (size_t)expert * ff_dim * dim;
+    int rows = e->is_plain ? e->ff_dim : 2 * e->ff_dim;
 
-    multiply(h, (const float *)e->in.data + 2 * at, x, 2 * e->ff_dim, e->in.n_in);
-    add_bias(h, (const float *)e->in_bias, expert, 2 * e->ff_dim);
+    multiply(h, (const float *)e->in.data + (size_t)(rows / e->ff_dim) * at, x, rows, e->in.n_in);
+    add_bias(h, (const float *)e->in_bias, expert, rows);
+    if (e->is_plain)
+        memcpy(h + ff_dim, h, ff_dim * sizeof *h);
     ref_gate(h + 2 * ff_dim, h, e->activation, 1, e->ff_dim);
     multiply(y, (const float *)e->down.data + at, h + 2 * ff_dim, e->in.n_in, e->ff_dim);
     add_bias(y, (const float *)e->down_bias, expert, e->in.n_in);

@@ -9,6 +9,7 @@
  * the cache, because a row is at most some 10 KB. Everything else is one element per thread. All
  * are bound by memory, and small beside the products of the layer. */
 #include "kernels/activation.cuh"
+#include "kernels/mamba.h"
 
 #define NORM_THREADS 256
 #define ELEM_THREADS 256
@@ -472,6 +473,25 @@ int k_grow(k_bf16 *x, int stride, int width, const struct k_growth *g, const int
 
     return K_LAUNCH(grow_kernel, rows_blocks_of(elems), ELEM_THREADS, 0, stream, x, stride, width,
                     *g, pos, elems);
+}
+
+static __global__ void __launch_bounds__(ELEM_THREADS)
+    scale_kernel(k_bf16 *x, int stride, int width, float by, size_t n)
+{
+    size_t i = rows_elem_of_thread();
+
+    if (i >= n)
+        return;
+    x += i / width * stride + i % width;
+    store_bf16(x, load_bf16(x) * by);
+}
+
+int k_scale(k_bf16 *x, int stride, int width, float by, int n, k_stream stream)
+{
+    size_t elems = (size_t)n * width;
+
+    return K_LAUNCH(scale_kernel, rows_blocks_of(elems), ELEM_THREADS, 0, stream, x, stride, width,
+                    by, elems);
 }
 
 static __global__ void __launch_bounds__(ELEM_THREADS)

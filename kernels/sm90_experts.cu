@@ -348,7 +348,7 @@ static __device__ inline int many_row(const many_args &a, const many_tile &t, in
     if (!a.p.is_gated)
         return min(t.part * ROWS + group * 64 + warp * 16 + row, a.p.n_out - 1);
     return min(t.part * (ROWS / 2) + group * 32 + warp * 8 + row % 8, a.p.n_out - 1) +
-           (row < 8 ? 0 : a.p.n_out);
+           (row < 8 ? 0 : a.p.up);
 }
 
 template <int FORMAT> static __device__ inline float2 many_scales_at(const many_scales &s, int step)
@@ -691,7 +691,7 @@ static int many_encode_map(CUtensorMap *map, const struct experts_product *p, bo
     cuuint64_t row_bytes = (cuuint64_t)p->n_in * (is_bytes ? 1 : 2);
     cuuint64_t sizes[5] = {(cuuint64_t)p->n_in, 8, p->is_gated ? 2U : 1U, (cuuint64_t)p->n_out / 8,
                            (cuuint64_t)p->n_experts};
-    cuuint64_t strides[4] = {row_bytes, (cuuint64_t)p->n_out * row_bytes, 8 * row_bytes,
+    cuuint64_t strides[4] = {row_bytes, (cuuint64_t)p->up * row_bytes, 8 * row_bytes,
                              (cuuint64_t)p->rows * row_bytes};
     cuuint32_t box[5] = {is_bytes ? 128U : 64U, 8, p->is_gated ? 2U : 1U,
                          (cuuint32_t)tile_rows / (p->is_gated ? 16U : 8U), 1};

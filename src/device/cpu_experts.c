@@ -96,7 +96,7 @@ static void cpu_route(struct device *d, const struct device_experts *e, int n)
 static int cpu_gather(struct cpu *c, const struct device_experts *e)
 {
     const struct k_sorted *sorted = &c->experts.sorted;
-    size_t dim = (size_t)c->base.limits.dim;
+    size_t dim = (size_t)e->experts->in.n_in;
     int n_touched = 0;
 
     for (int i = 0; i < e->experts->n; i++) {
@@ -110,6 +110,20 @@ static int cpu_gather(struct cpu *c, const struct device_experts *e)
     return n_touched;
 }
 
+/* ff = activation(gate) * up of n routes. */
+static void cpu_gate_experts(struct cpu_experts *own, const struct k_experts *e, int n)
+{
+    size_t all = (size_t)n * (size_t)e->ff_dim;
+
+    if (!e->is_plain) {
+        ref_gate(own->ff, own->ffn_in, e->activation, n, e->ff_dim);
+        return;
+    }
+    ref_activate(own->ff, own->ffn_in, e->activation, all);
+    for (size_t i = 0; i < all; i++)
+        own->ff[i] *= own->ffn_in[i];
+}
+
 void cpu_mix_experts(struct device *d, void *out, const struct device_experts *e, int n)
 {
     struct cpu *cpu = cpu_of(d);
@@ -121,7 +135,7 @@ void cpu_mix_experts(struct device *d, void *out, const struct device_experts *e
                                           .switches = e->shared_switch,
                                           .adds = e->adds,
                                           .n_used = e->router->n_used,
-                                          .dim = d->limits.dim};
+                                          .dim = e->experts->in.n_in};
     int n_touched;
 
     must(e->residual == NULL && e->norm.sums == NULL); /* cpu_few() is false */
@@ -129,8 +143,7 @@ void cpu_mix_experts(struct device *d, void *out, const struct device_experts *e
     ref_sort_routes(&own->sorted, own->routes.ids, experts, n * e->router->n_used);
     n_touched = cpu_gather(cpu, e);
     cpu_run_experts(cpu, own->ffn_in, own->x, &experts->in, experts->in_bias, experts, n_touched);
-    ref_gate(own->ff, own->ffn_in, experts->activation, own->sorted.starts[experts->n],
-             experts->ff_dim);
+    cpu_gate_experts(own, experts, own->sorted.starts[experts->n]);
     cpu_run_experts(cpu, own->y, own->ff, &experts->down, experts->down_bias, experts, n_touched);
     ref_combine(out, own->y, &combining, n);
 }

@@ -196,6 +196,91 @@ void cpu_delta(struct device *d, void *out, const void *in, const float *gates,
     pool_run(cpu->pool, cpu_delta_task, &job, job.tokens.n_seqs * delta->shape.n_k_heads);
 }
 
+struct mamba_job {
+    float *out;
+    const float *in;
+    const struct k_mamba *mamba;
+    const struct k_state *state;
+    struct k_tokens tokens; /* with the layer's table */
+};
+
+static void cpu_mamba_task(void *arg, int task, int worker)
+{
+    const struct mamba_job *job = arg;
+    int n_heads = job->mamba->shape.n_heads;
+
+    (void)worker;
+    ref_mamba_scan(job->out, job->in, job->mamba, job->state, &job->tokens, task / n_heads,
+                   task % n_heads);
+}
+
+static void cpu_mamba_keep_task(void *arg, int task, int worker)
+{
+    const struct mamba_job *job = arg;
+
+    (void)worker;
+    ref_mamba_keep(job->in, job->mamba, job->state, &job->tokens, task);
+}
+
+static void cpu_mamba_gate_task(void *arg, int task, int worker)
+{
+    const struct mamba_job *job = arg;
+
+    (void)worker;
+    ref_mamba_gate(job->out, job->in, job->mamba, task);
+}
+
+/* Heads read the inputs that the sequence keeps, and a norm reads several heads. */
+void cpu_mamba(struct device *d, void *out, const void *in, const struct k_mamba *mamba,
+               const struct k_state *state, const struct k_matrix *to)
+{
+    struct cpu *cpu = cpu_of(d);
+    struct mamba_job job = {.out = out,
+                            .in = in,
+                            .mamba = mamba,
+                            .state = state,
+                            .tokens = k_tokens_of(&cpu->batch->tokens, state->group)};
+
+    (void)to; /* all is float32 */
+    pool_run(cpu->pool, cpu_mamba_task, &job, job.tokens.n_seqs * mamba->shape.n_heads);
+    pool_run(cpu->pool, cpu_mamba_keep_task, &job, job.tokens.n_seqs);
+    pool_run(cpu->pool, cpu_mamba_gate_task, &job, job.tokens.n_tokens);
+}
+
+struct conv_job {
+    float *out;
+    const float *in;
+    const struct k_short_conv *conv;
+    const struct k_state *state;
+    struct k_tokens tokens; /* with the layer's table */
+    int n_parts;            /* tasks of a sequence */
+};
+
+static void cpu_conv_task(void *arg, int task, int worker)
+{
+    const struct conv_job *job = arg;
+    int first = task % job->n_parts * CHANNELS_A_TASK;
+
+    (void)worker;
+    ref_short_conv(job->out, job->in, job->conv, job->state, &job->tokens, task / job->n_parts,
+                   first, cpu_least(first + CHANNELS_A_TASK, job->conv->width));
+}
+
+void cpu_short_conv(struct device *d, void *out, const void *in, const struct k_short_conv *conv,
+                    const struct k_state *state, const struct k_matrix *to)
+{
+    struct cpu *cpu = cpu_of(d);
+    struct conv_job job = {.out = out,
+                           .in = in,
+                           .conv = conv,
+                           .state = state,
+                           .tokens = k_tokens_of(&cpu->batch->tokens, state->group),
+                           .n_parts = (conv->width + CHANNELS_A_TASK - 1) / CHANNELS_A_TASK};
+
+    (void)to; /* all is float32 */
+    pool_run(cpu->pool, cpu_conv_task, &job, job.tokens.n_seqs * job.n_parts);
+}
+
 /* --- gates ----------------------------------------------------------------------------- */
 
 struct shut_job {

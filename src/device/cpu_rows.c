@@ -288,6 +288,13 @@ void cpu_add(struct device *d, float *x, const void *delta, float scale, int n)
 }
 
 /* All is float32, so this is the sum with the residual. */
+/* By the caller alone: it is little work. */
+void cpu_scale(struct device *d, void *x, int stride, int width, float by, int n)
+{
+    (void)d;
+    ref_scale(x, stride, width, by, n);
+}
+
 void cpu_add_within(struct device *d, void *x, const void *delta, int n)
 {
     cpu_add(d, x, delta, 1.0f, n);

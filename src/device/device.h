@@ -20,6 +20,7 @@
 
 #include "base/err.h"
 #include "kernels/kernels.h"
+#include "kernels/mamba.h"
 #include "kernels/mxfp4.h"
 
 enum device_type { DEVICE_BF16, DEVICE_F16, DEVICE_F32 }; /* of weights in a file */
@@ -55,12 +56,13 @@ struct device_limits {
     int n_experts, n_experts_used, expert_dim; /* of the largest FFN of experts: those of this
                                                 * device, of a token, and the width of one; 0
                                                 * without any */
-    int n_choices;   /* experts that a router chooses from: those of all ranks */
-    bool codes;      /* some matrices multiply codes (k_format_reads_codes()) */
-    bool packed;     /* some matrices are packed (k_format_is_packed()) */
-    bool has_states; /* some layers are recurrent */
-    int n_stages;    /* of the model; 0: one */
-    bool follows;    /* a device of another process samples */
+    int n_choices;    /* experts that a router chooses from: those of all ranks */
+    bool codes;       /* some matrices multiply codes (k_format_reads_codes()) */
+    bool packed;      /* some matrices are packed (k_format_is_packed()) */
+    bool has_states;  /* some layers are recurrent */
+    int state_shared; /* bytes of shared memory that a block of their kernels takes */
+    int n_stages;     /* of the model; 0: one */
+    bool follows;     /* a device of another process samples */
 };
 
 /* The stages of a model. One step more may be in flight: one for each stage, and one that begins
@@ -340,12 +342,17 @@ struct device_ops {
     /* in [n_tokens][2 * width], out [n_tokens][width]; `to` as above. */
     void (*recurrent)(struct device *d, void *out, const void *in, const struct k_state *state,
                       int width, const struct k_matrix *to);
-    /* k_delta_rule() of all tokens of the step; gates float32; `to` as above. If has_delta_work,
+    /* k_delta_rule() of all tokens of the step; gates float32; `to` as above. If has_state_work,
      * d->rows has room for the step. */
     void (*delta)(struct device *d, void *out, const void *in, const float *gates,
                   const struct k_delta *delta, const struct k_state *state,
                   const struct k_matrix *to);
-    bool has_delta_work;
+    bool has_state_work;
+    /* k_mamba_scan() and k_short_convolve() of all tokens of the step; likewise. */
+    void (*mamba)(struct device *d, void *out, const void *in, const struct k_mamba *mamba,
+                  const struct k_state *state, const struct k_matrix *to);
+    void (*short_conv)(struct device *d, void *out, const void *in, const struct k_short_conv *conv,
+                       const struct k_state *state, const struct k_matrix *to);
     /* x and gate [n][width], k_shut(); `to` as above. */
     void (*shut)(struct device *d, void *x, const void *gate, int width, int n,
                  const struct k_matrix *to);
@@ -355,7 +362,8 @@ struct device_ops {
     /* in and out [n][width]; `to` as of attn(). */
     void (*activate)(struct device *d, void *out, const void *in, enum k_activation kind, int width,
                      int n, const struct k_matrix *to);
-    /* out [n][dim] = the weighted sum of the chosen experts of this device, plus what out has. */
+    /* out [n][dim] = the weighted sum of the chosen experts of this device, plus what out has;
+     * dim is that of the experts' inputs. */
     void (*experts)(struct device *d, void *out, const struct device_experts *e, int n);
     /* General layers: any norm, any activation before a gate, multipliers. Shapes and `to` as in
      * rmsnorm() and silu_mul(); norm points to this device's memory. norm_within(): the first
@@ -376,6 +384,8 @@ struct device_ops {
     /* k_grow() of all tokens of the step; x is of the device's type. */
     void (*grow)(struct device *d, void *x, int stride, int width, const struct k_growth *g);
     void (*add)(struct device *d, float *x, const void *delta, float scale, int n);
+    /* The first `width` elements of each row of x [n][stride], of the device's type, *= by. */
+    void (*scale)(struct device *d, void *x, int stride, int width, float by, int n);
     /* x [n][dim] += delta, both of the device's type. */
     void (*add_within)(struct device *d, void *x, const void *delta, int n);
     /* k_add_normed() of all tokens of the step; norms point to this device's memory. out NULL:

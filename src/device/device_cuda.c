@@ -546,6 +546,31 @@ static void cuda_delta(struct device *d, void *out, const void *in, const float 
               "delta");
 }
 
+static void cuda_mamba(struct device *d, void *out, const void *in, const struct k_mamba *mamba,
+                       const struct k_state *state, const struct k_matrix *to)
+{
+    struct cuda *gpu = cuda_of(d);
+    const struct k_tokens tokens = k_tokens_of(&gpu->tokens, state->group);
+
+    cuda_keep(gpu,
+              k_mamba_scan(out, to != NULL && k_format_reads_half(&to->format), in, mamba, state,
+                           &tokens, gpu->stream),
+              "mamba");
+}
+
+static void cuda_short_conv(struct device *d, void *out, const void *in,
+                            const struct k_short_conv *conv, const struct k_state *state,
+                            const struct k_matrix *to)
+{
+    struct cuda *gpu = cuda_of(d);
+    const struct k_tokens tokens = k_tokens_of(&gpu->tokens, state->group);
+
+    cuda_keep(gpu,
+              k_short_convolve(out, to != NULL && k_format_reads_half(&to->format), in, conv, state,
+                               &tokens, gpu->stream),
+              "short_conv");
+}
+
 static void cuda_shut(struct device *d, void *x, const void *gate, int width, int n,
                       const struct k_matrix *to)
 {
@@ -652,9 +677,9 @@ static int cuda_check_portable(const struct cuda *c, const struct device_limits 
             cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, c->ordinal),
             "asking for shared memory") != ERR_OK)
         return ERR_GPU;
-    if (lim->has_states && bytes < K_DELTA_SHARED_BYTES) {
+    if (bytes < lim->state_shared) {
         log_error("device: recurrent layers need %d bytes of shared memory per block, %s has %d",
-                  K_DELTA_SHARED_BYTES, c->base.name, bytes);
+                  lim->state_shared, c->base.name, bytes);
         return ERR_UNSUPPORTED;
     }
     return ERR_OK;
@@ -774,7 +799,9 @@ static const struct device_ops cuda_ops = {
     .attn = cuda_attn,
     .recurrent = cuda_recurrent,
     .delta = cuda_delta,
-    .has_delta_work = true,
+    .has_state_work = true,
+    .mamba = cuda_mamba,
+    .short_conv = cuda_short_conv,
     .shut = cuda_shut,
     .silu_mul = cuda_silu_mul,
     .activate = layers_activate,
@@ -785,6 +812,7 @@ static const struct device_ops cuda_ops = {
     .layer_embeds = layers_layer_embeds,
     .place = layers_place,
     .grow = layers_grow,
+    .scale = layers_scale,
     .add = layers_add,
     .add_within = layers_add_within,
     .add_normed = layers_add_normed,

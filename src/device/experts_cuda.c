@@ -38,7 +38,7 @@ void experts_mix(struct device *d, void *out, const struct device_experts *e, in
                                           .switches = e->shared_switch,
                                           .adds = e->adds,
                                           .n_used = e->router->n_used,
-                                          .dim = d->limits.dim};
+                                          .dim = e->experts->in.n_in};
 
     cuda_keep(gpu,
               k_route(&gpu->mixing, router_x, norm, e->router, e->experts, &gpu->tokens, n,

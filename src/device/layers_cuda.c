@@ -95,6 +95,13 @@ void layers_grow(struct device *d, void *x, int stride, int width, const struct 
               "grow");
 }
 
+void layers_scale(struct device *d, void *x, int stride, int width, float by, int n)
+{
+    struct cuda *gpu = cuda_of(d);
+
+    cuda_keep(gpu, k_scale(x, stride, width, by, n, gpu->stream), "scale");
+}
+
 void layers_place(struct device *d, float *x, float scale, const void *positions, int first)
 {
     struct cuda *gpu = cuda_of(d);

@@ -96,6 +96,7 @@ void cpu_norm_within(struct device *d, void *x, int stride, const struct k_norm 
                      int n);
 void cpu_place(struct device *d, float *x, float scale, const void *positions, int first);
 void cpu_add(struct device *d, float *x, const void *delta, float scale, int n);
+void cpu_scale(struct device *d, void *x, int stride, int width, float by, int n);
 void cpu_add_within(struct device *d, void *x, const void *delta, int n);
 void cpu_add_normed(struct device *d, struct device_rows *out, float *x, void *delta,
                     const struct k_adding *how, int n, const struct k_matrix *to);
@@ -128,6 +129,10 @@ void cpu_recurrent(struct device *d, void *out, const void *in, const struct k_s
                    int width, const struct k_matrix *to);
 void cpu_delta(struct device *d, void *out, const void *in, const float *gates,
                const struct k_delta *delta, const struct k_state *state, const struct k_matrix *to);
+void cpu_mamba(struct device *d, void *out, const void *in, const struct k_mamba *mamba,
+               const struct k_state *state, const struct k_matrix *to);
+void cpu_short_conv(struct device *d, void *out, const void *in, const struct k_short_conv *conv,
+                    const struct k_state *state, const struct k_matrix *to);
 void cpu_shut(struct device *d, void *x, const void *gate, int width, int n,
               const struct k_matrix *to);
 

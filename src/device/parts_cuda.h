@@ -218,6 +218,7 @@ void layers_gate_by(struct device *d, struct device_rows *out, const void *in,
 void layers_layer_embeds(struct device *d, void *x, const struct k_layer_embeds *e);
 void layers_grow(struct device *d, void *x, int stride, int width, const struct k_growth *g);
 void layers_place(struct device *d, float *x, float scale, const void *positions, int first);
+void layers_scale(struct device *d, void *x, int stride, int width, float by, int n);
 void layers_add(struct device *d, float *x, const void *delta, float scale, int n);
 void layers_add_within(struct device *d, void *x, const void *delta, int n);
 void layers_add_normed(struct device *d, struct device_rows *out, float *x, void *delta,

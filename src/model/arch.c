@@ -210,9 +210,9 @@ static const struct arch_names qwen_moe_names = {LLAMA_ALL,
                                                      LAYER "mlp.shared_expert_gate.weight"};
 #define DELTA "linear_attn."
 #define DELTA_PARTS                                                                  \
-    .delta_conv = LAYER DELTA "conv1d.weight", .delta_a_log = LAYER DELTA "A_log",   \
-    .delta_dt_bias = LAYER DELTA "dt_bias", .delta_norm = LAYER DELTA "norm.weight", \
-    .delta_out = LAYER DELTA "out_proj.weight"
+    .state_conv = LAYER DELTA "conv1d.weight", .state_a_log = LAYER DELTA "A_log",   \
+    .state_dt_bias = LAYER DELTA "dt_bias", .state_norm = LAYER DELTA "norm.weight", \
+    .state_out = LAYER DELTA "out_proj.weight"
 #define QWEN_SHARED \
     SHARED_EXPERTS("shared_expert"), .shared_switch = LAYER "mlp.shared_expert_gate.weight"
 static const struct arch_names qwen3_next_names = {LLAMA_ALL,
@@ -288,6 +288,86 @@ static const struct arch_names granite_moe_names = {
     .experts_down = LAYER "block_sparse_moe.output_linear.weight",
     .shared_gate_up = LAYER "shared_mlp.input_linear.weight",
     .shared_down = LAYER "shared_mlp.output_linear.weight"};
+
+#define STATES_OF(mixer)                                                                 \
+    .state_in = LAYER mixer "in_proj.weight", .state_conv = LAYER mixer "conv1d.weight", \
+    .state_conv_bias = LAYER mixer "conv1d.bias", .state_a_log = LAYER mixer "A_log",    \
+    .state_dt_bias = LAYER mixer "dt_bias", .state_skip = LAYER mixer "D",               \
+    .state_norm = LAYER mixer "norm.weight", .state_out = LAYER mixer "out_proj.weight"
+
+/* The FFN of models without experts, or what all tokens use besides. */
+static const struct arch_names granite_hybrid_names = {
+    LLAMA_ALL,
+    LLAMA_NORMS,
+    LLAMA_QKV,
+    LLAMA_O,
+    STATES_OF("mamba."),
+    .gate_up = LAYER "shared_mlp.input_linear.weight",
+    .down = LAYER "shared_mlp.output_linear.weight",
+    .router = LAYER "block_sparse_moe.router.layer.weight",
+    .experts_gate_up = LAYER "block_sparse_moe.input_linear.weight",
+    .experts_down = LAYER "block_sparse_moe.output_linear.weight",
+    .shared_gate_up = LAYER "shared_mlp.input_linear.weight",
+    .shared_down = LAYER "shared_mlp.output_linear.weight"};
+
+#define FORWARD_FFN                                                                           \
+    .gate = LAYER "feed_forward.gate_proj.weight", .up = LAYER "feed_forward.up_proj.weight", \
+    .down = LAYER "feed_forward.down_proj.weight"
+static const struct arch_names falcon_h1_names = {.embed = "model.embed_tokens.weight",
+                                                  .norm = "model.final_layernorm.weight",
+                                                  .head = "lm_head.weight",
+                                                  .attn = LAYER "self_attn.weight",
+                                                  LLAMA_QKV,
+                                                  LLAMA_O,
+                                                  STATES_OF("mamba."),
+                                                  FORWARD_FFN,
+                                                  .norm_attn = LAYER "input_layernorm.weight",
+                                                  .norm_mlp = LAYER "pre_ff_layernorm.weight"};
+
+/* A layer has one mixer, and one norm before it. */
+static const struct arch_names nemotron_h_names = {
+    .embed = "model.embeddings.weight",
+    .norm = "model.norm_f.weight",
+    .head = "lm_head.weight",
+    .attn = LAYER "mixer.weight",
+    .norm_attn = LAYER "norm.weight",
+    .norm_mlp = LAYER "norm.weight",
+    .q = LAYER "mixer.q_proj.weight",
+    .k = LAYER "mixer.k_proj.weight",
+    .v = LAYER "mixer.v_proj.weight",
+    .o = LAYER "mixer.o_proj.weight",
+    STATES_OF("mixer."),
+    .up = LAYER "mixer.up_proj.weight",
+    .down = LAYER "mixer.down_proj.weight",
+    .router = LAYER "mixer.gate.weight",
+    .router_bias = LAYER "mixer.gate.e_score_correction_bias",
+    .expert_up = LAYER "mixer.experts.%d.up_proj.weight",
+    .expert_down = LAYER "mixer.experts.%d.down_proj.weight",
+    .latent_in = LAYER "mixer.fc1_latent_proj.weight",
+    .latent_out = LAYER "mixer.fc2_latent_proj.weight",
+    .shared_up = LAYER "mixer.shared_experts.up_proj.weight",
+    .shared_down = LAYER "mixer.shared_experts.down_proj.weight"};
+
+static const struct arch_names lfm2_names = {.embed = "model.embed_tokens.weight",
+                                             .norm = "model.embedding_norm.weight",
+                                             .head = "lm_head.weight",
+                                             .attn = LAYER "self_attn.weight",
+                                             .norm_attn = LAYER "operator_norm.weight",
+                                             .norm_mlp = LAYER "ffn_norm.weight",
+                                             LLAMA_QKV,
+                                             .q_norm = LAYER "self_attn.q_layernorm.weight",
+                                             .k_norm = LAYER "self_attn.k_layernorm.weight",
+                                             .o = LAYER "self_attn.out_proj.weight",
+                                             .state_in = LAYER "conv.in_proj.weight",
+                                             .state_conv = LAYER "conv.conv.weight",
+                                             .state_conv_bias = LAYER "conv.conv.bias",
+                                             .state_out = LAYER "conv.out_proj.weight",
+                                             .gate = LAYER "feed_forward.w1.weight",
+                                             .up = LAYER "feed_forward.w3.weight",
+                                             .down = LAYER "feed_forward.w2.weight",
+                                             .router_bias = LAYER "feed_forward.expert_bias",
+                                             EXPERTS_OF("feed_forward."),
+                                             EXPERTS_NAMED("feed_forward.", "w1", "w3", "w2")};
 
 static const struct arch_names gpt_oss_names = {LLAMA_ALL,
                                                 LLAMA_NORMS,
@@ -593,6 +673,44 @@ static const struct arch arch_table[] = {
      .is_wrapped = true,
      .read = family_qwen3_5_moe,
      .names = &qwen3_5_names},
+    /* Mamba-2 among layers of attention, or beside attention. */
+    {.name = "NemotronHForCausalLM",
+     .reads_bias_switches = true,
+     .any_activation = true,
+     .activation = "relu2",
+     .ffn = FFN_PLAIN,
+     .norm = {.eps = 1e-5f},
+     .head_dim = 128,
+     .read = family_nemotron_h,
+     .names = &nemotron_h_names},
+    {.name = "GraniteMoeHybridForCausalLM",
+     .reads_bias_switches = true,
+     .read = family_granite_hybrid,
+     .names = &granite_hybrid_names},
+    {.name = "FalconH1ForCausalLM",
+     .norm = {.eps = 1e-5f},
+     .read = family_falcon_h1,
+     .names = &falcon_h1_names},
+    {.name = "BambaForCausalLM",
+     .norm = {.eps = 1e-5f},
+     .rotary_part = 0.5,
+     .read = family_bamba,
+     .names = &falcon_h1_names},
+    /* Short convolutions among layers of attention. */
+    {.name = "Lfm2ForCausalLM",
+     .is_tied = true,
+     .norm = {.eps = 1e-5f},
+     .qk_norm = QK_NORM_HEADS,
+     .theta = 1e6,
+     .read = family_lfm2,
+     .names = &lfm2_names},
+    {.name = "Lfm2MoeForCausalLM",
+     .is_tied = true,
+     .norm = {.eps = 1e-5f},
+     .qk_norm = QK_NORM_HEADS,
+     .theta = 1e6,
+     .read = family_lfm2_moe,
+     .names = &lfm2_names},
     {.name = "OlmoeForCausalLM",
      .reads_bias_switches = true,
      .qk_norm = QK_NORM_WHOLE,

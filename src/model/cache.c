@@ -51,10 +51,15 @@ static struct cache_set cache_set_of(const struct cache_maker *m, int layer)
                                        (size_t)attn->head_dim * m->elem_bytes};
 }
 
-/* A layer that reads another's keys and values has no bytes in a page. */
 static bool cache_is_shared(const struct plan *plan, int layer)
 {
     return plan->layers[layer].mixer == MIXER_ATTENTION && plan->layers[layer].attn.is_shared;
+}
+
+/* A layer that reads another's keys and values has no bytes in a page, nor has an FFN alone. */
+static bool cache_has_none(const struct plan *plan, int layer)
+{
+    return cache_is_shared(plan, layer) || plan->layers[layer].mixer == MIXER_NONE;
 }
 
 /* Bytes are not compared: layers of one set may differ in their heads. */
@@ -70,7 +75,7 @@ static int cache_find_sets(struct cache_maker *m, enum cache_kind kind)
         struct cache_set layer = cache_set_of(m, i);
         int seq = 0;
 
-        if (layer.kind != kind || cache_is_shared(m->plan, i))
+        if (layer.kind != kind || cache_has_none(m->plan, i))
             continue;
         while (seq < m->n_sets && !cache_is_in_set(&m->sets[seq], &layer))
             seq++;
@@ -100,7 +105,7 @@ static int cache_fill_set(const struct cache_maker *m, const struct cache_set *s
     for (int i = 0; i < m->plan->n_layers; i++) {
         struct cache_set layer = cache_set_of(m, i);
 
-        if (!cache_is_in_set(set, &layer) || cache_is_shared(m->plan, i))
+        if (!cache_is_in_set(set, &layer) || cache_has_none(m->plan, i))
             continue;
         if (layer.bytes > page_bytes)
             return 0;
@@ -146,7 +151,7 @@ static void cache_list_page_sizes(struct cache_maker *m)
         struct cache_set layer = cache_set_of(m, i);
         int seq = 0;
 
-        if (layer.kind == CACHE_STATE || cache_is_shared(m->plan, i))
+        if (layer.kind == CACHE_STATE || cache_has_none(m->plan, i))
             continue;
         while (!cache_is_in_set(&m->sets[seq], &layer))
             seq++;
@@ -288,7 +293,7 @@ static struct cache_range cache_range_of(const struct cache *whole, const struct
         bool is_state = plan_state_elems(&plan->layers[i]) > 0;
         size_t at = whole->layers[i].at * (is_state ? sizeof(float) : elem_bytes);
 
-        if (whole->layers[i].group != group || cache_is_shared(plan, i))
+        if (whole->layers[i].group != group || cache_has_none(plan, i))
             continue;
         if (range.end == 0)
             range.from = at;
@@ -325,6 +330,8 @@ int cache_cut(struct cache *out, size_t *from, const struct cache *whole, const 
         bool is_state = plan_state_elems(&plan->layers[i]) > 0;
 
         cache.layers[i] = whole->layers[i];
+        if (plan->layers[i].mixer == MIXER_NONE)
+            continue;
         cache.layers[i].at -=
             ranges[whole->layers[i].group].from / (is_state ? sizeof(float) : elem_bytes);
     }

@@ -33,7 +33,18 @@ void family_qwen3_next(struct hf_config *c, struct config_source *s, const struc
 void family_qwen3_5(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_qwen3_5_moe(struct hf_config *c, struct config_source *s, const struct json *obj);
 
+/* family_mamba.c: layers of Mamba-2, and of short convolutions */
+void family_nemotron_h(struct hf_config *c, struct config_source *s, const struct json *obj);
+void family_granite_hybrid(struct hf_config *c, struct config_source *s, const struct json *obj);
+void family_falcon_h1(struct hf_config *c, struct config_source *s, const struct json *obj);
+void family_bamba(struct hf_config *c, struct config_source *s, const struct json *obj);
+void family_lfm2(struct hf_config *c, struct config_source *s, const struct json *obj);
+void family_lfm2_moe(struct hf_config *c, struct config_source *s, const struct json *obj);
+
 /* family_experts.c: mixtures of experts */
+void family_nemotron_h_experts(struct hf_config *c, struct config_source *s,
+                               const struct json *obj);
+void family_lfm2_experts(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_mixtral(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_qwen2_moe(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_qwen_delta_moe(struct hf_config *c, struct config_source *s, const struct json *obj);

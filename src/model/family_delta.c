@@ -56,7 +56,7 @@ static void delta_read(struct hf_config *c, struct config_source *s, const struc
         .n_v_heads = source_whole(s, obj, "linear_num_value_heads", 32, 1, 1024),
         .k_dim = source_whole(s, obj, "linear_key_head_dim", 128, 1, K_DELTA_DIM_MAX),
         .v_dim = source_whole(s, obj, "linear_value_head_dim", 128, 1, K_DELTA_DIM_MAX),
-        .n_taps = source_whole(s, obj, "linear_conv_kernel_dim", 4, 2, K_DELTA_TAPS_MAX)};
+        .n_taps = source_whole(s, obj, "linear_conv_kernel_dim", 4, 2, K_CONV_TAPS_MAX)};
     if (s->rc == ERR_OK && c->delta.n_v_heads % c->delta.n_k_heads != 0) {
         log_error("model: %s: linear_num_value_heads %d is not a multiple of linear_num_key_heads "
                   "%d",

@@ -8,6 +8,7 @@
 #include "model/family.h"
 
 #include <math.h>
+#include <string.h>
 
 #include "base/log.h"
 
@@ -231,6 +232,50 @@ void family_glm4_moe(struct hf_config *c, struct config_source *s, const struct 
     e->scale = (float)source_positive(s, obj, "routed_scaling_factor", 1.0);
     e->shared_dim =
         e->ff_dim * source_whole(s, obj, "n_shared_experts", 1, 0, HF_CONFIG_SHARED_MAX);
+    for (int i = 0; i < n_dense && i < c->n_layers; i++)
+        c->layer_experts[i] = false;
+    family_check_experts(c, s);
+}
+
+/* Which layers have experts is in the list of layers, which has been read. Experts and the shared
+ * one have no gate. */
+void family_nemotron_h_experts(struct hf_config *c, struct config_source *s, const struct json *obj)
+{
+    bool has[HF_CONFIG_LAYERS_MAX];
+    struct experts_config *e = &c->experts;
+
+    memcpy(has, c->layer_experts, sizeof has);
+    family_read_experts(c, s, obj, "n_routed_experts", "moe_intermediate_size", 7688);
+    family_read_used(c, s, obj, "num_experts_per_tok", 2);
+    e->scoring = K_SCORE_SIGMOID;
+    e->has_bias = true;
+    e->is_plain = true;
+    e->n_groups = source_whole(s, obj, "n_group", 1, 1, K_EXPERT_GROUPS_MAX);
+    e->n_groups_used = source_whole(s, obj, "topk_group", 1, 1, K_EXPERT_GROUPS_MAX);
+    e->group_best = 2;
+    e->renorms = source_flag(s, obj, "norm_topk_prob", true);
+    e->scale = (float)source_positive(s, obj, "routed_scaling_factor", 1.0);
+    e->shared_dim = source_whole(s, obj, "moe_shared_expert_intermediate_size", 7688, 1, 1 << 20);
+    e->latent_dim = family_whole_or_none(s, obj, "moe_latent_size", c->dim);
+    if (e->latent_dim > 0)
+        family_refuse(s, obj, "mlp_bias");
+    memcpy(c->layer_experts, has, sizeof has);
+    family_check_experts(c, s);
+}
+
+/* The first layers are dense. */
+void family_lfm2_experts(struct hf_config *c, struct config_source *s, const struct json *obj)
+{
+    int n_dense = source_whole(s, obj, "num_dense_layers", 2, 0, HF_CONFIG_LAYERS_MAX);
+    struct experts_config *e = &c->experts;
+
+    family_read_experts(c, s, obj, "num_experts", "moe_intermediate_size", 1792);
+    family_read_used(c, s, obj, "num_experts_per_tok", 4);
+    e->scoring = K_SCORE_SIGMOID;
+    e->has_bias = source_flag(s, obj, "use_expert_bias", true);
+    e->renorms = source_flag(s, obj, "norm_topk_prob", true);
+    e->least = 1e-6f;
+    e->scale = (float)source_positive(s, obj, "routed_scaling_factor", 1.0);
     for (int i = 0; i < n_dense && i < c->n_layers; i++)
         c->layer_experts[i] = false;
     family_check_experts(c, s);

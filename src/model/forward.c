@@ -53,6 +53,17 @@ static struct k_state forward_state_of(const struct forward *f, int i)
                             .group = f->cache->layers[i].group};
 }
 
+/* The matrix that reads an FFN's input; that of experts takes rows of the device's type. */
+static const struct k_matrix *forward_ffn_reader(const struct layer_plan *plan,
+                                                 const struct layer_weights *w)
+{
+    static const struct k_matrix plain = {.n_in = 0};
+
+    if (plan->ffn.kind == FFN_EXPERTS) /* a dense FFN beside them has codes made of these */
+        return &plain;
+    return &w->ffn_in;
+}
+
 /* The matrix that reads a mixer's input. With Gated DeltaNet two do, of which one takes rows of the
  * device's type: in a fused step it has them made. */
 static const struct k_matrix *forward_mixer_reader(const struct forward *f, const struct pass *p,
@@ -65,15 +76,38 @@ static const struct k_matrix *forward_mixer_reader(const struct forward *f, cons
     return &f->weights->layers[i].mixer_in;
 }
 
-/* The matrix that reads an FFN's input; that of experts takes rows of the device's type. */
-static const struct k_matrix *forward_ffn_reader(const struct layer_plan *plan,
-                                                 const struct layer_weights *w)
+/* The norm and the reader of layer i's input. */
+static struct pass_next forward_first(const struct forward *f, const struct pass *p, int i)
 {
-    static const struct k_matrix plain = {.n_in = 0};
+    const struct layer_plan *plan = &f->plan->layers[i];
+    const struct layer_weights *weights = &f->weights->layers[i];
 
-    if (plan->ffn.kind == FFN_EXPERTS) /* a dense FFN beside them has codes made of these */
-        return &plain;
-    return &w->ffn_in;
+    if (plan->mixer == MIXER_NONE)
+        return (struct pass_next){.norm = &weights->norm_ffn,
+                                  .reader = forward_ffn_reader(plan, weights)};
+    return (struct pass_next){.norm = &weights->norm_mixer,
+                              .reader = forward_mixer_reader(f, p, i)};
+}
+
+/* The norm and the reader behind layer i. */
+static struct pass_next forward_next(const struct forward *f, const struct pass *p, int i)
+{
+    if (i + 1 == f->plan->n_layers)
+        return (struct pass_next){.norm = &f->weights->norm, .reader = &f->weights->head};
+    return forward_first(f, p, i + 1);
+}
+
+/* The last sum of layer i. After the last layer it ends in the logits instead of another layer's
+ * norm. */
+static void forward_end(const struct forward *f, const struct pass *p, int i,
+                        const struct device_rows *rows, struct pass_sum sum)
+{
+    if (i + 1 == f->plan->n_layers && f->is_last)
+        pass_finish(p, rows, sum);
+    else if (i + 1 == f->stage.end)
+        pass_leave(p, rows, sum, forward_next(f, p, i));
+    else
+        pass_add(p, rows, sum, forward_next(f, p, i), f->plan->layers[i].is_twin);
 }
 
 /* One mixer: its input product, attention or the recurrence, and its output product with the sum.
@@ -90,9 +124,16 @@ static void forward_run_mixer(const struct forward *f, const struct pass *p, int
                                     .eps = f->plan->norm.eps,
                                     .norms_after = after,
                                     .norms_values = plan->attn.value_norm};
+    const struct pass_sum sum = {.w = &weights->mixer_out,
+                                 .bias = weights->mixer_out_bias,
+                                 .split = plan->splits.mixer_out,
+                                 .by = plan->mixer_by,
+                                 .after = &weights->norm_mixer_after};
     struct k_state state;
     struct k_kv kv;
 
+    if (plan->mixer == MIXER_NONE)
+        return;
     if (plan->mixer == MIXER_DELTA)
         pass_project_delta(p, weights);
     else
@@ -116,26 +157,23 @@ static void forward_run_mixer(const struct forward *f, const struct pass *p, int
         state = forward_state_of(f, i);
         pass_delta(p, &weights->delta, &state, &weights->mixer_out);
         break;
+    case MIXER_MAMBA:
+        state = forward_state_of(f, i);
+        pass_mamba(p, &weights->mamba, &state, &weights->mixer_out);
+        break;
+    case MIXER_CONV:
+        state = forward_state_of(f, i);
+        pass_convolve(p, &weights->conv, &state, &weights->mixer_out);
+        break;
+    case MIXER_NONE: break;
     }
-    pass_add(
-        p, &p->a->mixed,
-        (struct pass_sum){.w = &weights->mixer_out,
-                          .bias = weights->mixer_out_bias,
-                          .split = plan->splits.mixer_out,
-                          .after = &weights->norm_mixer_after},
-        (struct pass_next){.norm = &weights->norm_ffn, .reader = forward_ffn_reader(plan, weights)},
-        plan->is_parallel);
-}
-
-/* The norm and the reader behind layer i. */
-static struct pass_next forward_next(const struct forward *f, const struct pass *p, int i)
-{
-    const struct layer_weights *next = &f->weights->layers[i + 1];
-
-    if (i + 1 == f->plan->n_layers)
-        return (struct pass_next){.norm = &f->weights->norm, .reader = &f->weights->head};
-    return (struct pass_next){.norm = &next->norm_mixer,
-                              .reader = forward_mixer_reader(f, p, i + 1)};
+    if (plan->ffn.kind == FFN_NONE)
+        forward_end(f, p, i, &p->a->mixed, sum);
+    else
+        pass_add(p, &p->a->mixed, sum,
+                 (struct pass_next){.norm = &weights->norm_ffn,
+                                    .reader = forward_ffn_reader(plan, weights)},
+                 plan->is_parallel);
 }
 
 /* The end of a layer with more than two sums: its embeddings, its scale, then what the last sum of
@@ -160,7 +198,7 @@ static void forward_run_tail(const struct forward *f, const struct pass *p, int 
         pass_finish_entered(p);
 }
 
-/* One FFN. After the last layer the sum ends in the logits instead of another layer's norm. */
+/* One FFN. */
 static void forward_run_ffn(const struct forward *f, const struct pass *p, int i)
 {
     const struct layer_plan *plan = &f->plan->layers[i];
@@ -169,9 +207,11 @@ static void forward_run_ffn(const struct forward *f, const struct pass *p, int i
     struct pass_sum down = {.w = &weights->down,
                             .bias = weights->down_bias,
                             .split = plan->splits.down,
+                            .by = plan->ffn_by,
                             .after = &weights->norm_ffn_after};
 
     switch (plan->ffn.kind) {
+    case FFN_NONE: return;
     case FFN_GATED:
         pass_gate(p, &plan->ffn, &weights->ffn_in, weights->ffn_in_bias, &weights->down);
         break;
@@ -184,18 +224,19 @@ static void forward_run_ffn(const struct forward *f, const struct pass *p, int i
             down.is_summed = true;
             break;
         }
+        if (plan->ffn.experts.config->latent_dim > 0) {
+            pass_mix_latent(p, plan, weights);
+            down.is_summed = true;
+            break;
+        }
         experts = pass_begin_experts(p, plan, weights);
         down.experts = &experts;
         break;
     }
     if (f->plan->embeds.width > 0 || plan->has_scale)
         forward_run_tail(f, p, i, down);
-    else if (i + 1 == f->plan->n_layers && f->is_last)
-        pass_finish(p, &p->a->ff, down);
-    else if (i + 1 == f->stage.end)
-        pass_leave(p, &p->a->ff, down, forward_next(f, p, i));
     else
-        pass_add(p, &p->a->ff, down, forward_next(f, p, i), false);
+        forward_end(f, p, i, &p->a->ff, down);
 }
 
 /* The residual; in a fused step also its norm, of which the first product divides by the root. */
@@ -215,7 +256,6 @@ int forward_segments(const struct forward *f, struct device_segment *segments)
 void forward(const struct forward *f)
 {
     const struct pass pass = pass_of(f->device, f->plan, f->weights, f->act);
-    const struct layer_weights *first = &f->weights->layers[f->stage.first];
     struct pass_next next;
 
     must(f->stage.first <= f->stage.end && f->stage.end <= f->plan->n_layers);
@@ -223,8 +263,7 @@ void forward(const struct forward *f)
         pass_finish_entered(&pass);
         return;
     }
-    next = (struct pass_next){.norm = &first->norm_mixer,
-                              .reader = forward_mixer_reader(f, &pass, f->stage.first)};
+    next = forward_first(f, &pass, f->stage.first);
     if (f->stage.first == 0)
         pass_embed(&pass, next);
     else

@@ -180,18 +180,22 @@ static void hf_config_read_counts(struct config_source *s, struct hf_config *c,
     static const char *const dims[] = {"hidden_size", "n_embd", NULL};
     static const char *const layers[] = {"num_hidden_layers", "n_layer", NULL};
     static const char *const heads[] = {"num_attention_heads", "n_head", NULL};
-    static const char *const widths[] = {"intermediate_size", "ffn_dim", "n_inner",
-                                         "moe_intermediate_size", NULL};
+    static const char *const widths[] = {"intermediate_size",     "ffn_dim",      "n_inner",
+                                         "moe_intermediate_size", "block_ff_dim", NULL};
     static const char *const lengths[] = {"max_position_embeddings", "n_positions", NULL};
     static const char *const epsilons[] = {"rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon",
                                            "norm_epsilon", "norm_eps",       NULL};
+    const struct json *blocks = json_get_kind(obj, "layers_block_type", JSON_LIST);
     bool has_mean = c->arch->norm.kind == K_NORM_LAYER;
     double eps = 1e-6;
 
     if (has_mean)
         eps = 1e-5;
     c->dim = source_whole(s, obj, source_alias(obj, dims), 0, 1, 65536);
-    c->n_layers = source_whole(s, obj, source_alias(obj, layers), 0, 1, HF_CONFIG_LAYERS_MAX);
+    c->n_layers =
+        source_whole(s, obj, source_alias(obj, layers),
+                     blocks != NULL && blocks->n <= HF_CONFIG_LAYERS_MAX ? (int)blocks->n : 0, 1,
+                     HF_CONFIG_LAYERS_MAX);
     c->n_heads = source_whole(s, obj, source_alias(obj, heads), 0, 1, 1024);
     c->n_kv_heads = source_whole(s, obj, "num_key_value_heads", c->n_heads, 1, 1024);
     c->ff_dim =
@@ -248,7 +252,13 @@ static void hf_config_read_row(struct config_source *s, struct hf_config *c, con
     c->norms = arch->norms;
     c->is_parallel = arch->is_parallel;
     /* Neutral values; family.c sets others. */
-    c->by = (struct multipliers){1.0f, 1.0f, 1.0f, 0.0f};
+    c->by = (struct multipliers){.embedding = 1.0f,
+                                 .residual = 1.0f,
+                                 .logits = 1.0f,
+                                 .attention = 1.0f,
+                                 .states = 1.0f,
+                                 .gate = 1.0f,
+                                 .ffn = 1.0f};
     c->qkv_bias = arch->qkv_bias;
     c->o_bias = arch->o_bias;
     c->mlp_bias = arch->mlp_bias;
@@ -377,12 +387,37 @@ static void hf_config_read_eos(struct config_source *s, struct hf_config *c, con
     }
 }
 
+/* Python's json writes infinity as a word that JSON does not have. Outside of texts it becomes a
+ * number of the same length that is beyond a double's range, and so is read as infinity. */
+static const char *hf_config_replace_words(struct arena *arena, const char *text, size_t len)
+{
+    static const char word[] = "Infinity", number[] = "1e999999";
+    size_t n = sizeof word - 1;
+    bool in_text = false;
+    char *copy;
+
+    if (memmem(text, len, word, n) == NULL || (copy = arena_alloc(arena, len + 1)) == NULL)
+        return text;
+    memcpy(copy, text, len);
+    copy[len] = '\0';
+    for (size_t i = 0; i < len; i++) {
+        if (in_text && copy[i] == '\\')
+            i++;
+        else if (copy[i] == '"')
+            in_text = !in_text;
+        else if (!in_text && len - i >= n && memcmp(copy + i, word, n) == 0)
+            memcpy(copy + i, number, n);
+    }
+    return copy;
+}
+
 /* The document must be an object. */
 static int hf_config_parse_json(const struct json **out, struct arena *arena, const char *name,
                                 const char *text, size_t len)
 {
     char why[200];
-    int rc = json_parse(out, arena, text, len, why, sizeof why);
+    int rc =
+        json_parse(out, arena, hf_config_replace_words(arena, text, len), len, why, sizeof why);
 
     if (rc != ERR_OK) {
         log_error("model: %s: %s", name, rc == ERR_NO_MEMORY ? err_sentence(rc) : why);

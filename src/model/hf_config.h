@@ -13,6 +13,7 @@
 #include "base/err.h"
 #include "base/hash.h"
 #include "kernels/kernels.h"
+#include "kernels/mamba.h"
 #include "model/quant.h"
 #include "model/rope.h"
 
@@ -29,7 +30,7 @@ enum qk_norm {
     QK_NORM_AFTER, /* as QK_NORM_HEADS, after the rotation */
 };
 
-enum ffn_kind { FFN_GATED, FFN_PLAIN, FFN_EXPERTS };
+enum ffn_kind { FFN_GATED, FFN_PLAIN, FFN_EXPERTS, FFN_NONE };
 
 /* Where layers have norms: before the mixer and the FFN, after them, or both. */
 enum norm_scheme { NORMS_BEFORE, NORMS_AFTER, NORMS_BOTH };
@@ -114,6 +115,7 @@ struct arch_names {
      * biases NAME_bias; or floats of four bits in rows, NAME_blocks and NAME_scales. */
     bool experts_are_mixed;
     const char *shared_gate, *shared_up, *shared_gate_up, *shared_down, *shared_switch;
+    const char *latent_in, *latent_out; /* of experts with a latent_dim */
     /* Of experts apart (struct experts_config); whole names, but for the norms. */
     const char *norm_router, *router_scales, *norm_experts, *norm_experts_after, *norm_shared_after;
     /* Embeddings for each layer (struct layer_embeds): of the model, and of a layer. */
@@ -122,8 +124,11 @@ struct arch_names {
     const char *mixer_in, *mixer_out; /* of recurrent layers */
     /* Of Gated DeltaNet: q, k, v and z in one tensor, those of each key head in turn, and b and a
      * likewise; or in four. */
-    const char *delta_qkvz, *delta_ba, *delta_qkv, *delta_z, *delta_b, *delta_a, *delta_out;
-    const char *delta_conv, *delta_a_log, *delta_dt_bias, *delta_norm; /* whole names */
+    const char *delta_qkvz, *delta_ba, *delta_qkv, *delta_z, *delta_b, *delta_a, *state_out;
+    const char *state_conv, *state_a_log, *state_dt_bias, *state_norm; /* whole names */
+    /* Of Mamba-2, and of short convolutions: z, x, B, C and dt in one tensor; b, c and x. */
+    const char *state_in;
+    const char *state_conv_bias, *state_skip; /* whole names */
 };
 
 /* How a checkpoint stores the tensors of its architecture. Folders have the row's form; a GGUF file
@@ -144,13 +149,39 @@ const char *arch_name(size_t i);
  * known: "the nearest that is served is ...". */
 void arch_near(char *out, size_t cap, const char *name);
 
-enum layer_kind { LAYER_FULL, LAYER_WINDOW, LAYER_RECURRENT, LAYER_DELTA };
+enum layer_kind {
+    LAYER_FULL,
+    LAYER_WINDOW,
+    LAYER_RECURRENT,
+    LAYER_DELTA,
+    LAYER_MAMBA,
+    LAYER_CONV, /* short convolutions */
+    LAYER_NONE, /* an FFN alone */
+};
 
 /* Constant factors of some families; 1, and a cap of 0, have no effect. */
 struct multipliers {
     float embedding; /* of embedded tokens */
     float residual;  /* of the results that a mixer and an FFN add to the residual */
     float logits, logits_cap;
+    float attention, states; /* of the results of mixers with keys, and with states */
+    float gate, ffn;         /* of an FFN's gate before its activation, and of its result */
+};
+
+/* Layers of Mamba-2 (kernels/mamba.h). */
+struct mamba_config {
+    struct k_mamba_shape shape;
+    bool has_bias; /* the products have one */
+    bool has_conv_bias;
+    bool has_norm, norm_first;
+    float least, most; /* limits of a step; most may be infinite */
+    float z_by, x_by, b_by, c_by, dt_by;
+};
+
+/* Layers of short convolutions. */
+struct conv_config {
+    int n_taps;
+    bool has_bias; /* the convolution, and the products */
 };
 
 /* The experts of those layers that have them (kernels.h, struct k_router). */
@@ -159,10 +190,13 @@ struct experts_config {
     int n_used;      /* by a token */
     int ff_dim;      /* of an expert */
     int shared_dim;  /* of the FFN that all tokens use besides; 0: none */
+    int latent_dim;  /* of the experts' inputs and results, which a product makes of the layer's
+                      * input, and another brings back; 0: that of the residual */
     bool has_switch; /* that FFN's result is multiplied by a sigmoid of each token */
     bool has_bias;   /* the choice has a bias */
     bool has_biases; /* the router's logits and both products of an expert have one */
     bool has_scales; /* each expert's weight has a factor of its own */
+    bool is_plain;   /* an expert, and the FFN that all tokens use, is down(relu(up(x))^2) */
     bool is_apart;   /* the FFN that all tokens use, the experts and the router each have a norm of
                       * the layer's input, and the results have norms before they are added */
     int n_groups, n_groups_used, group_best;
@@ -204,7 +238,13 @@ struct hf_config {
     int window;      /* tokens that a token of a LAYER_WINDOW layer sees, including itself; below
                       * len_max */
     int mixer_width; /* of LAYER_RECURRENT */
-    struct k_delta_shape delta; /* of LAYER_DELTA */
+    struct k_delta_shape delta;           /* of LAYER_DELTA */
+    struct mamba_config mamba;            /* of LAYER_MAMBA */
+    struct conv_config conv;              /* of LAYER_CONV */
+    bool lacks_ffn[HF_CONFIG_LAYERS_MAX]; /* [n_layers]: the layer is a mixer alone */
+    bool is_twin;                         /* two layers are one of the checkpoint's: Mamba-2, whose
+                                           * input attention reads too, and attention with the
+                                           * FFN */
     bool attn_gate; /* attention's result is multiplied by a sigmoid of the layer's input */
     enum qk_norm qk_norm;
     enum ffn_kind ffn;

@@ -363,6 +363,7 @@ static struct device_limits model_rank_limits(struct model *m, const struct rank
         .codes = r->weights.reads_codes,
         .packed = r->weights.is_packed,
         .has_states = widest.has_states,
+        .state_shared = widest.state_shared,
         .n_experts = widest.experts.n_own,
         .n_experts_used = widest.experts.n_used,
         .expert_dim = widest.experts.ff_dim,
@@ -537,7 +538,7 @@ static void model_log_groups(const struct model *m)
         int n = 0;
 
         for (int i = 0; i < m->cache.n_layers; i++)
-            n += m->cache.layers[i].group == g;
+            n += m->cache.layers[i].group == g && m->plan.layers[i].mixer != MIXER_NONE;
         switch (group->kind) {
         case CACHE_FULL: log_info("model: pages of group %d: %d layers, all tokens", g, n); break;
         case CACHE_WINDOW:

@@ -75,14 +75,14 @@ static int activations_alloc_gates(struct activations *a, struct device *d, cons
     const struct plan_widths widest = plan_widest(plan);
     size_t heads = (size_t)widest.attn_gate * d->elem_bytes,
            delta = (size_t)widest.delta_gates * sizeof(float);
-    size_t work = (size_t)widest.delta_work * sizeof(float);
+    size_t work = (size_t)widest.state_work * sizeof(float);
 
     if (heads < delta)
         heads = delta;
     if (heads > 0 && (a->gates = d->ops->alloc_scratch(d, tokens * heads)) == NULL)
         return ERR_NO_MEMORY;
-    if (work > 0 && d->ops->has_delta_work &&
-        (a->delta_work = d->ops->alloc_scratch(d, tokens * work)) == NULL)
+    if (work > 0 && d->ops->has_state_work &&
+        (a->state_work = d->ops->alloc_scratch(d, tokens * work)) == NULL)
         return ERR_NO_MEMORY;
     return ERR_OK;
 }
@@ -92,6 +92,7 @@ static int activations_alloc_more(struct activations *a, struct device *d, const
                                   size_t tokens)
 {
     size_t row = (size_t)plan->n_layers * (size_t)plan->embeds.width;
+    size_t latent = (size_t)plan_widest(plan).latent * d->elem_bytes;
 
     if (row > 0 && (a->embeds = d->ops->alloc_scratch(d, tokens * row * d->elem_bytes)) == NULL)
         return ERR_NO_MEMORY;
@@ -101,7 +102,10 @@ static int activations_alloc_more(struct activations *a, struct device *d, const
         (a->squares = d->ops->alloc_shared(d, tokens * K_SQUARES((size_t)plan->n_ranks) *
                                                   d->elem_bytes)) == NULL)
         return ERR_NO_MEMORY;
-    if (!plan_widest(plan).is_apart)
+    if (latent > 0 && ((a->latent_in = d->ops->alloc_scratch(d, tokens * latent)) == NULL ||
+                       (a->latent_out = d->ops->alloc_scratch(d, tokens * latent)) == NULL))
+        return ERR_NO_MEMORY;
+    if (!plan_widest(plan).is_apart && latent == 0)
         return ERR_OK;
     a->apart = d->ops->alloc_shared(d, tokens * (size_t)plan->dim * d->elem_bytes);
     if (a->apart == NULL)
@@ -147,7 +151,7 @@ int activations_alloc(struct activations *a, struct device *d, const struct plan
  * differently for each shape. */
 static void activations_lower(struct activations *a, struct device *d, const struct k_matrix *w)
 {
-    while (a->fused_max > 0 && !d->ops->few(d, w, a->fused_max))
+    while (w->n_out > 0 && a->fused_max > 0 && !d->ops->few(d, w, a->fused_max))
         a->fused_max--;
 }
 
@@ -167,8 +171,7 @@ void activations_fuse(struct activations *a, struct device *d, const struct plan
     for (int i = stage.first; i < stage.end; i++) {
         activations_lower(a, d, &w->layers[i].mixer_in);
         activations_lower(a, d, &w->layers[i].mixer_out);
-        if (w->layers[i].mixer_gate.n_out > 0)
-            activations_lower(a, d, &w->layers[i].mixer_gate);
+        activations_lower(a, d, &w->layers[i].mixer_gate);
         if (plan->layers[i].ffn.kind == FFN_EXPERTS)
             continue; /* experts take part in any step, and shared ones run in parts */
         activations_lower(a, d, &w->layers[i].ffn_in);
@@ -282,10 +285,10 @@ static void pass_norm_residual(const struct pass *p, struct pass_next next)
         op->norm(p->d, &acts->normed, acts->x, next.norm, p->n, next.reader);
 }
 
-/* x += residual multiplier * delta. */
-static void pass_add_delta(const struct pass *p)
+/* x += by * delta. */
+static void pass_add_delta(const struct pass *p, float by)
 {
-    p->d->ops->add(p->d, p->a->x, p->a->delta, p->plan->by.residual, p->n);
+    p->d->ops->add(p->d, p->a->x, p->a->delta, by, p->n);
 }
 
 /* delta = rows * w + bias, of all ranks together. */
@@ -493,9 +496,33 @@ void pass_delta(const struct pass *p, const struct k_delta *delta, const struct 
     struct activations *acts = p->a;
     struct k_delta with_memory = *delta;
 
-    with_memory.rows = acts->delta_work;
+    with_memory.rows = acts->state_work;
     p->d->ops->delta(p->d, acts->mixed.data, acts->mixer_in, acts->gates, &with_memory, state,
                      p->fused ? reader : NULL);
+    if (!p->fused)
+        p->d->ops->quantise(p->d, &acts->mixed, p->n, reader);
+}
+
+void pass_mamba(const struct pass *p, const struct k_mamba *mamba, const struct k_state *state,
+                const struct k_matrix *reader)
+{
+    struct activations *acts = p->a;
+    struct k_mamba with_memory = *mamba;
+
+    with_memory.rows = acts->state_work;
+    p->d->ops->mamba(p->d, acts->mixed.data, acts->mixer_in, &with_memory, state,
+                     p->fused ? reader : NULL);
+    if (!p->fused)
+        p->d->ops->quantise(p->d, &acts->mixed, p->n, reader);
+}
+
+void pass_convolve(const struct pass *p, const struct k_short_conv *conv,
+                   const struct k_state *state, const struct k_matrix *reader)
+{
+    struct activations *acts = p->a;
+
+    p->d->ops->short_conv(p->d, acts->mixed.data, acts->mixer_in, conv, state,
+                          p->fused ? reader : NULL);
     if (!p->fused)
         p->d->ops->quantise(p->d, &acts->mixed, p->n, reader);
 }
@@ -515,6 +542,8 @@ void pass_gate(const struct pass *p, const struct ffn_plan *ffn, const struct k_
         return;
     }
     p->d->ops->matmul(p->d, acts->ffn_in, &acts->normed, gate_up, bias, p->n);
+    if (ffn->gate_by != 1.0f)
+        p->d->ops->scale(p->d, acts->ffn_in, 2 * ffn->ff_dim, ffn->ff_dim, ffn->gate_by, p->n);
     if (ffn->activation == K_SILU)
         p->d->ops->silu_mul(p->d, &acts->ff, acts->ffn_in, ffn->ff_dim, p->n, reader);
     else
@@ -534,7 +563,7 @@ void pass_activate(const struct pass *p, const struct ffn_plan *ffn, const struc
         p->d->ops->quantise(p->d, &acts->ff, p->n, reader);
 }
 
-/* The FFN that all tokens use: delta = down(activation(gate) * up). */
+/* The FFN that all tokens use: delta = down(activation(gate) * up), or down(activation(up)). */
 static void pass_share_experts(const struct pass *p, const struct ffn_plan *ffn,
                                const struct layer_weights *w)
 {
@@ -543,7 +572,12 @@ static void pass_share_experts(const struct pass *p, const struct ffn_plan *ffn,
 
     op->quantise(p->d, &acts->normed, p->n, &w->ffn_in);
     op->matmul(p->d, acts->ffn_in, &acts->normed, &w->ffn_in, w->ffn_in_bias, p->n);
-    op->gate(p->d, &acts->ff, acts->ffn_in, ffn->activation, ffn->ff_dim, p->n, &w->down);
+    if (ffn->experts.config->is_plain) {
+        op->activate(p->d, acts->ff.data, acts->ffn_in, ffn->activation, ffn->ff_dim, p->n, NULL);
+        op->quantise(p->d, &acts->ff, p->n, &w->down);
+    } else {
+        op->gate(p->d, &acts->ff, acts->ffn_in, ffn->activation, ffn->ff_dim, p->n, &w->down);
+    }
     op->matmul(p->d, acts->delta, &acts->ff, &w->down, w->down_bias, p->n);
 }
 
@@ -603,13 +637,38 @@ void pass_mix_apart(const struct pass *p, const struct layer_plan *layer,
     op->add_within(p->d, acts->delta, acts->apart, p->n);
 }
 
+/* Both products of the narrower space are whole on all ranks, and the second one brings back the
+ * rank's part of the experts' results. */
+void pass_mix_latent(const struct pass *p, const struct layer_plan *layer,
+                     const struct layer_weights *w)
+{
+    const struct device_ops *op = p->d->ops;
+    struct activations *acts = p->a;
+    struct device_rows latent = {.data = acts->latent_out, .codes = acts->normed.codes};
+    const struct device_experts experts = {.x = acts->latent_in,
+                                           .router_x = acts->normed.data,
+                                           .router = &w->router,
+                                           .experts = &w->experts};
+
+    must(!p->fused);
+    pass_share_experts(p, &layer->ffn, w);
+    op->quantise(p->d, &acts->normed, p->n, &w->latent_in);
+    op->matmul(p->d, acts->latent_in, &acts->normed, &w->latent_in, NULL, p->n);
+    op->experts(p->d, acts->latent_out, &experts, p->n);
+    op->quantise(p->d, &latent, p->n, &w->latent_out);
+    op->matmul(p->d, acts->apart, &latent, &w->latent_out, NULL, p->n);
+    op->add_within(p->d, acts->delta, acts->apart, p->n);
+    if (p->plan->n_ranks > 1)
+        op->sum_ranks(p->d, acts->delta, p->n, p->plan->dim);
+}
+
 /* Norms of this form, which no family lacks where it has a norm after a sum, or a scale. */
 void pass_add_scaled(const struct pass *p, const struct device_rows *rows, struct pass_sum sum,
                      float scale, struct pass_next next)
 {
     static const struct k_norm none = {.kind = K_NORM_NONE};
     const struct k_norm *norm = next.norm != NULL ? next.norm : &none;
-    const struct k_adding how = {*sum.after, *norm, p->plan->by.residual, scale};
+    const struct k_adding how = {*sum.after, *norm, sum.by, scale};
     struct activations *acts = p->a;
 
     must(!p->fused && sum.after->kind != K_NORM_LAYER && norm->kind != K_NORM_LAYER);
@@ -635,12 +694,12 @@ void pass_add(const struct pass *p, const struct device_rows *rows, struct pass_
     pass_sum_delta(p, rows, sum);
     if (is_parallel) {
         pass_norm_residual(p, next);
-        pass_add_delta(p);
-    } else if (next.norm->kind == K_NORM_RMS && p->plan->by.residual == 1.0f) {
+        pass_add_delta(p, sum.by);
+    } else if (next.norm->kind == K_NORM_RMS && sum.by == 1.0f) {
         p->d->ops->add_rmsnorm(p->d, &acts->normed, acts->x, acts->delta, next.norm->weight,
                                next.norm->eps, p->n, next.reader);
     } else {
-        pass_add_delta(p);
+        pass_add_delta(p, sum.by);
         pass_norm_residual(p, next);
     }
 }
@@ -653,7 +712,7 @@ void pass_leave(const struct pass *p, const struct device_rows *rows, struct pas
         return;
     }
     pass_sum_delta(p, rows, sum);
-    pass_add_delta(p);
+    pass_add_delta(p, sum.by);
 }
 
 /* Widths of the FFN's memory have room for these. */
@@ -669,7 +728,8 @@ struct pass_sum pass_gate_embeds(const struct pass *p, enum k_activation kind,
     must(!p->fused);
     op->matmul(p->d, acts->ffn_in, &acts->normed, &w->embed_gate, NULL, p->n);
     op->gate_by(p->d, &acts->ff, acts->ffn_in, &by, kind, p->n, &w->embed_out);
-    return (struct pass_sum){.w = &w->embed_out, .after = &w->norm_embed_after};
+    return (struct pass_sum){
+        .w = &w->embed_out, .by = p->plan->by.residual, .after = &w->norm_embed_after};
 }
 
 /* True on ranks that have rows of the output matrix. Tied models have the embedding on all. */
@@ -725,7 +785,7 @@ void pass_finish(const struct pass *p, const struct device_rows *rows, struct pa
     pass_sum_delta(p, rows, sum);
     if (p->d->step_rows == 0 || !pass_has_head(p))
         return;
-    p->d->ops->gather_add(p->d, acts->rows, acts->x, acts->delta, p->plan->by.residual);
+    p->d->ops->gather_add(p->d, acts->rows, acts->x, acts->delta, sum.by);
     pass_finish_rows(p);
 }
 

@@ -32,11 +32,14 @@ struct activations {
     void *gates;                    /* act [n_tokens][n_heads * head_dim]: attention's gates; of
                                      * Gated DeltaNet float [n_tokens][2 * n_v_heads]: b, a; NULL
                                      * without */
-    float *delta_work;              /* work memory of Gated DeltaNet; NULL without */
+    float *state_work;              /* work memory of mixers with states; NULL without */
     void *delta;                    /* act [n_tokens][dim]: result that is added to the residual
                                      * next */
     void *apart;                    /* act [n_tokens][dim]: the router's input, then the result of
-                                     * experts beside a dense FFN; NULL without */
+                                     * experts beside a dense FFN, or in a narrower space; NULL
+                                     * without */
+    void *latent_in, *latent_out;   /* act [n_tokens][latent_dim]: input and result of experts in a
+                                     * narrower space; NULL without */
     void *embeds;                   /* act [n_tokens][n_layers][width]: embeddings for each layer;
                                      * NULL without */
     void *squares;                  /* act [n_tokens][K_SQUARES(n_ranks)] of norms over the heads
@@ -113,6 +116,14 @@ void pass_project_delta(const struct pass *p, const struct layer_weights *w);
 void pass_delta(const struct pass *p, const struct k_delta *delta, const struct k_state *state,
                 const struct k_matrix *reader);
 
+/* mixed = Mamba-2 of mixer_in, for the product with reader. */
+void pass_mamba(const struct pass *p, const struct k_mamba *mamba, const struct k_state *state,
+                const struct k_matrix *reader);
+
+/* mixed = short convolutions of mixer_in, for the product with reader. */
+void pass_convolve(const struct pass *p, const struct k_short_conv *conv,
+                   const struct k_state *state, const struct k_matrix *reader);
+
 /* ff = activation(gate) * up of normed * gate_up + bias, for the product with reader. */
 void pass_gate(const struct pass *p, const struct ffn_plan *ffn, const struct k_matrix *gate_up,
                const void *bias, const struct k_matrix *reader);
@@ -130,6 +141,10 @@ struct device_experts pass_begin_experts(const struct pass *p, const struct laye
 void pass_mix_apart(const struct pass *p, const struct layer_plan *layer,
                     const struct layer_weights *w);
 
+/* delta = the shared experts and those in a narrower space, of all ranks together. */
+void pass_mix_latent(const struct pass *p, const struct layer_plan *layer,
+                     const struct layer_weights *w);
+
 /* A result to be added to the residual: a product with w, plus bias, or that of experts; normed by
  * `after`; summed over the ranks if w is split by columns. */
 struct pass_sum {
@@ -138,11 +153,12 @@ struct pass_sum {
     const struct k_matrix *w;
     const void *bias;
     enum plan_split split;
+    float by; /* the residual multiplier, times the layer's own */
     const struct k_norm *after;
 };
 
-/* x += r * after(rows * w + bias), with the model's residual multiplier r; then normed = norm(x),
- * or, if next is parallel to the mixer, the norm of x from before the sum. */
+/* x += by * after(rows * w + bias); then normed = norm(x), or, if next is parallel to the mixer,
+ * the norm of x from before the sum. */
 void pass_add(const struct pass *p, const struct device_rows *rows, struct pass_sum sum,
               struct pass_next next, bool is_parallel);
 
@@ -151,8 +167,8 @@ void pass_add(const struct pass *p, const struct device_rows *rows, struct pass_
 void pass_leave(const struct pass *p, const struct device_rows *rows, struct pass_sum sum,
                 struct pass_next next);
 
-/* x = (x + r * after(rows * w + bias)) * scale, then normed = norm(x), for layers with more sums or
- * a scale; in parts only. No reader: nothing is normed. */
+/* x = (x + by * after(rows * w + bias)) * scale, then normed = norm(x), for layers with more sums
+ * or a scale; in parts only. No reader: nothing is normed. */
 void pass_add_scaled(const struct pass *p, const struct device_rows *rows, struct pass_sum sum,
                      float scale, struct pass_next next);
 

@@ -68,6 +68,32 @@ static struct ffn_plan plan_experts(const struct hf_config *c)
             .n = e->n, .n_own = e->n, .n_used = e->n_used, .ff_dim = e->ff_dim, .config = e}};
 }
 
+/* The mixer of a layer of the config. */
+static void plan_mixer(struct layer_plan *planned, const struct hf_config *c, int layer)
+{
+    switch ((enum layer_kind)c->layer_kinds[layer]) {
+    case LAYER_FULL: planned->attn = plan_attention(c, 0, layer); break;
+    case LAYER_WINDOW: planned->attn = plan_attention(c, c->window, layer); break;
+    case LAYER_RECURRENT:
+        planned->mixer = MIXER_RECURRENT;
+        planned->recurrent = (struct recurrent_plan){.width = c->mixer_width};
+        break;
+    case LAYER_DELTA:
+        planned->mixer = MIXER_DELTA;
+        planned->delta = c->delta;
+        break;
+    case LAYER_MAMBA:
+        planned->mixer = MIXER_MAMBA;
+        planned->mamba = (struct mamba_plan){c->mamba.shape, &c->mamba};
+        break;
+    case LAYER_CONV:
+        planned->mixer = MIXER_CONV;
+        planned->conv = (struct conv_plan){c->dim, c->conv.n_taps, c->conv.has_bias};
+        break;
+    case LAYER_NONE: planned->mixer = MIXER_NONE; break;
+    }
+}
+
 /* The splits are Megatron's: input products by rows (outputs), output products by columns, so that
  * each half of a layer needs one sum over the ranks. */
 static struct layer_plan plan_layer(const struct hf_config *c, int layer)
@@ -90,18 +116,14 @@ static struct layer_plan plan_layer(const struct hf_config *c, int layer)
 
     if (c->layer_experts[layer])
         planned.ffn = plan_experts(c);
-    switch ((enum layer_kind)c->layer_kinds[layer]) {
-    case LAYER_FULL: planned.attn = plan_attention(c, 0, layer); break;
-    case LAYER_WINDOW: planned.attn = plan_attention(c, c->window, layer); break;
-    case LAYER_RECURRENT:
-        planned.mixer = MIXER_RECURRENT;
-        planned.recurrent = (struct recurrent_plan){.width = c->mixer_width};
-        break;
-    case LAYER_DELTA:
-        planned.mixer = MIXER_DELTA;
-        planned.delta = c->delta;
-        break;
-    }
+    if (c->lacks_ffn[layer])
+        planned.ffn = (struct ffn_plan){.kind = FFN_NONE};
+    planned.ffn.gate_by = c->by.gate;
+    plan_mixer(&planned, c, layer);
+    planned.is_twin = c->is_twin && planned.mixer == MIXER_MAMBA;
+    planned.mixer_by = planned.ffn_by = c->by.residual;
+    planned.mixer_by *= planned.mixer == MIXER_ATTENTION ? c->by.attention : c->by.states;
+    planned.ffn_by *= c->by.ffn;
     if (planned.attn.is_shared && c->shared_is_wide)
         planned.ffn.ff_dim *= 2;
     return planned;
@@ -111,7 +133,8 @@ static struct layer_plan plan_layer(const struct hf_config *c, int layer)
 static bool plan_has_multipliers(const struct multipliers *by)
 {
     return by->embedding != 1.0f || by->residual != 1.0f || by->logits != 1.0f ||
-           by->logits_cap > 0.0f;
+           by->logits_cap > 0.0f || by->attention != 1.0f || by->states != 1.0f ||
+           by->gate != 1.0f || by->ffn != 1.0f;
 }
 
 /* The activations of FFNs that fused operations compute: of one without a gate and of experts any,
@@ -123,7 +146,7 @@ static bool plan_fuses_ffn(const struct hf_config *c)
     if (c->ffn == FFN_PLAIN || c->activation == K_SILU)
         return true;
     for (int i = 0; i < c->n_layers; i++)
-        fuses = fuses && c->layer_experts[i];
+        fuses = fuses && (c->layer_experts[i] || c->lacks_ffn[i]);
     return fuses;
 }
 
@@ -134,7 +157,8 @@ static bool plan_fuses(const struct hf_config *c)
     return c->norm.kind == K_NORM_RMS && c->norms == NORMS_BEFORE && !c->is_parallel &&
            c->qk_norm != QK_NORM_WHOLE && plan_fuses_ffn(c) && !plan_has_multipliers(&c->by) &&
            !c->positions.is_used && !c->head_bias && !c->value_norm && !c->has_layer_scale &&
-           c->layer_embeds.width == 0 && !c->experts.is_apart;
+           c->layer_embeds.width == 0 && !c->experts.is_apart && c->experts.latent_dim == 0 &&
+           !c->is_twin;
 }
 
 /* The plan points to the config's ropes, so the config must live longer. */
@@ -194,6 +218,16 @@ static int plan_split_ffn(struct ffn_plan *ffn, int layer, int n_ranks, bool who
     return ERR_OK;
 }
 
+/* A group of heads shares B, C and its norm, so it stays together. */
+static int plan_split_mamba(struct k_mamba_shape *s, int layer, int n_ranks)
+{
+    if (s->n_groups % n_ranks != 0)
+        return plan_refuse_split(n_ranks, layer, "groups of heads with states", s->n_groups);
+    s->n_groups /= n_ranks;
+    s->n_heads /= n_ranks;
+    return ERR_OK;
+}
+
 /* Divide one layer's numbers in place. Where there are fewer kv heads than ranks, several ranks
  * hold the same kv head, and all of their queries belong to its group. */
 static int plan_split_layer(struct layer_plan *l, int layer, int n_ranks, bool whole_experts)
@@ -222,6 +256,16 @@ static int plan_split_layer(struct layer_plan *l, int layer, int n_ranks, bool w
         l->delta.n_k_heads /= n_ranks;
         l->delta.n_v_heads /= n_ranks;
         break;
+    case MIXER_MAMBA:
+        if (plan_split_mamba(&l->mamba.shape, layer, n_ranks) != ERR_OK)
+            return ERR_UNSUPPORTED;
+        break;
+    case MIXER_CONV:
+        if (l->conv.width % n_ranks != 0)
+            return plan_refuse_split(n_ranks, layer, "channels", l->conv.width);
+        l->conv.width /= n_ranks;
+        break;
+    case MIXER_NONE: break;
     }
     return plan_split_ffn(&l->ffn, layer, n_ranks, whole_experts);
 }
@@ -267,13 +311,14 @@ void plan_fini(struct plan *p)
 
 struct plan_stage plan_stage(const struct plan *p, int stage, int n_stages)
 {
-    int each = p->n_layers / n_stages, more = p->n_layers % n_stages;
+    int unit = p->layers[0].is_twin ? 2 : 1, n = p->n_layers / unit;
+    int each = n / n_stages, more = n % n_stages;
     int first = stage * each + (stage < more ? stage : more);
 
     must(stage >= 0 && stage <= n_stages);
     if (stage == n_stages)
         return (struct plan_stage){p->n_layers, p->n_layers};
-    return (struct plan_stage){first, first + each + (stage < more)};
+    return (struct plan_stage){unit * first, unit * (first + each + (stage < more))};
 }
 
 int plan_check_stages(const struct plan *p, int n_stages)
@@ -308,9 +353,12 @@ static int plan_qkv(const struct attn_plan *attn)
 size_t plan_state_elems(const struct layer_plan *l)
 {
     switch (l->mixer) {
-    case MIXER_ATTENTION: return 0;
     case MIXER_RECURRENT: return (size_t)l->recurrent.width;
     case MIXER_DELTA: return k_delta_elems(&l->delta);
+    case MIXER_MAMBA: return k_mamba_elems(&l->mamba.shape);
+    case MIXER_CONV: return k_short_conv_elems(l->conv.width, l->conv.n_taps);
+    case MIXER_ATTENTION:
+    case MIXER_NONE: return 0;
     }
     return 0;
 }
@@ -322,6 +370,9 @@ int plan_mixer_in(const struct layer_plan *l)
     case MIXER_ATTENTION: return plan_qkv(&l->attn);
     case MIXER_RECURRENT: return 2 * l->recurrent.width;
     case MIXER_DELTA: return k_delta_channels(&l->delta) + k_delta_values(&l->delta);
+    case MIXER_MAMBA: return k_mamba_row(&l->mamba.shape);
+    case MIXER_CONV: return 3 * l->conv.width;
+    case MIXER_NONE: return 0;
     }
     return 0;
 }
@@ -333,6 +384,9 @@ int plan_mixer_out(const struct layer_plan *l)
     case MIXER_ATTENTION: return l->attn.n_heads * l->attn.head_dim;
     case MIXER_RECURRENT: return l->recurrent.width;
     case MIXER_DELTA: return k_delta_values(&l->delta);
+    case MIXER_MAMBA: return k_mamba_inner(&l->mamba.shape);
+    case MIXER_CONV: return l->conv.width;
+    case MIXER_NONE: return 0;
     }
     return 0;
 }
@@ -393,13 +447,20 @@ struct plan_widths plan_widest(const struct plan *p)
         if (layer->attn.has_gate)
             widest.attn_gate = plan_wider(widest.attn_gate, plan_mixer_out(layer));
         widest.delta_gates = plan_wider(widest.delta_gates, 2 * layer->delta.n_v_heads);
-        widest.delta_work = plan_wider(widest.delta_work, (int)k_delta_work(&layer->delta));
+        widest.state_work = plan_wider(widest.state_work, (int)k_delta_work(&layer->delta));
+        widest.state_work = plan_wider(widest.state_work, (int)k_mamba_work(&layer->mamba.shape));
         widest.has_states = widest.has_states || plan_state_elems(layer) > 0;
+        if (layer->mixer == MIXER_MAMBA)
+            widest.state_shared = plan_wider(widest.state_shared, K_MAMBA_SHARED_BYTES);
+        if (layer->mixer == MIXER_DELTA)
+            widest.state_shared = plan_wider(widest.state_shared, K_DELTA_SHARED_BYTES);
         plan_widen_experts(&widest.experts, &layer->ffn.experts);
         if (layer->attn.qk_norm == QK_NORM_WHOLE)
             widest.norms_whole = true;
-        if (layer->ffn.kind == FFN_EXPERTS && layer->ffn.experts.config->is_apart)
-            widest.is_apart = true;
+        if (layer->ffn.kind != FFN_EXPERTS)
+            continue;
+        widest.is_apart = widest.is_apart || layer->ffn.experts.config->is_apart;
+        widest.latent = plan_wider(widest.latent, layer->ffn.experts.config->latent_dim);
     }
     return widest;
 }

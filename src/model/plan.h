@@ -15,7 +15,9 @@
  * more follow where the model has embeddings for each layer, and where the layer has a scale:
  *
  *   x += after_embed(out(activation(gate(x)) * embeds of the layer))
- *   x = scale * x */
+ *   x = scale * x
+ *
+ * A layer may lack either line. */
 #ifndef QUIRE_MODEL_PLAN_H
 #define QUIRE_MODEL_PLAN_H
 
@@ -24,7 +26,14 @@
 #include "base/err.h"
 #include "model/hf_config.h"
 
-enum mixer_kind { MIXER_ATTENTION, MIXER_RECURRENT, MIXER_DELTA };
+enum mixer_kind {
+    MIXER_ATTENTION,
+    MIXER_RECURRENT,
+    MIXER_DELTA,
+    MIXER_MAMBA,
+    MIXER_CONV,
+    MIXER_NONE,
+};
 
 /* Attention with keys and values of n_kv_heads heads, each for n_heads / n_kv_heads queries. */
 struct attn_plan {
@@ -49,6 +58,18 @@ struct recurrent_plan {
     int width;
 };
 
+/* Mamba-2: heads and groups of the layer or of a rank. */
+struct mamba_plan {
+    struct k_mamba_shape shape;
+    const struct mamba_config *config;
+};
+
+/* Short convolutions of `width` channels. */
+struct conv_plan {
+    int width, n_taps;
+    bool bias;
+};
+
 /* The experts of a layer, and those that a rank has: n_own from rank * n_own on, or all of them. */
 struct experts_plan {
     int n, n_own;
@@ -59,12 +80,13 @@ struct experts_plan {
 
 /* FFN_GATED: down(activation(gate(x)) * up(x)); FFN_PLAIN: down(activation(up(x))); FFN_EXPERTS:
  * the weighted sum of some experts, plus a gated FFN of ff_dim, times a switch, if ff_dim is not 0:
- * the shared experts. */
+ * the shared experts, which are plain where the experts are. */
 struct ffn_plan {
     enum ffn_kind kind;
     int ff_dim;
     enum k_activation activation;
     bool bias;                   /* of all products but the experts' */
+    float gate_by;               /* of the gate before its activation */
     struct experts_plan experts; /* FFN_EXPERTS */
 };
 
@@ -87,8 +109,13 @@ struct layer_plan {
     struct attn_plan attn;           /* MIXER_ATTENTION */
     struct recurrent_plan recurrent; /* MIXER_RECURRENT */
     struct k_delta_shape delta;      /* MIXER_DELTA */
+    struct mamba_plan mamba;         /* MIXER_MAMBA */
+    struct conv_plan conv;           /* MIXER_CONV */
     struct ffn_plan ffn;
     struct norm_places norms;
+    float mixer_by, ffn_by; /* of the results: the residual multiplier, times the layer's own */
+    bool is_twin;           /* the next layer's mixer reads the x from before this one's, whose norm
+                             * it shares; there is no FFN */
     bool has_scale;
     bool is_parallel;
     struct plan_splits splits;
@@ -140,7 +167,7 @@ int plan_check_stages(const struct plan *p, int n_stages) ERR_CHECKED;
 /* The layers first .. end - 1, those of one of n_stages stages; stage n_stages has none, and the
  * output matrix alone (node.h): consecutive ones, and as many in
  * each; earlier stages have one more if they do not divide evenly, because the last has the output
- * matrix. */
+ * matrix. Twins stay together. */
 struct plan_stage {
     int first, end;
 };
@@ -152,8 +179,9 @@ bool plan_splits_head(const struct plan *p);
 /* Floats of a sequence's state; 0 of a layer with attention. */
 size_t plan_state_elems(const struct layer_plan *l);
 
-/* Elements of a token's row: input of a mixer (q, k and v; value and gate; q, k, v and z), output
- * of a mixer (the heads; or the state), output of an FFN's first product. */
+/* Elements of a token's row: input of a mixer (q, k and v; value and gate; q, k, v and z; z, x, B,
+ * C and dt; b, c and x), output of a mixer (the heads; or the state), output of an FFN's first
+ * product. */
 int plan_mixer_in(const struct layer_plan *l);
 int plan_mixer_out(const struct layer_plan *l);
 int plan_ffn_in(const struct layer_plan *l);
@@ -161,12 +189,15 @@ int plan_ffn_in(const struct layer_plan *l);
 /* The maxima over all layers, by which activations and the device's work areas are sized. */
 struct plan_widths {
     int mixer_in, mixer_out, ffn_in, ff;
-    int n_heads, head_dim;       /* of attention; 0 without any */
-    int attn_gate;               /* elements of a row of gates of heads */
-    int delta_gates, delta_work; /* of Gated DeltaNet: of b and a, and of the work memory */
+    int n_heads, head_dim; /* of attention; 0 without any */
+    int attn_gate;         /* elements of a row of gates of heads */
+    int delta_gates;       /* of Gated DeltaNet: b and a */
+    int state_work;        /* of the work memory of mixers with states, in floats */
     bool has_states;
+    int state_shared; /* bytes of shared memory of a block of their kernels */
     struct experts_widths experts;
     bool is_apart;    /* some layer has a dense FFN beside experts */
+    int latent;       /* of experts in a narrower space */
     bool norms_whole; /* some layer norms queries and keys over all heads */
 };
 struct plan_widths plan_widest(const struct plan *p);

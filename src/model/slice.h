@@ -15,7 +15,7 @@
 #include "kernels/format.h"
 #include "kernels/kernels.h"
 
-#define SLICE_PIECES_MAX 4
+#define SLICE_PIECES_MAX 5 /* z, x, B, C, dt of Mamba-2 */
 
 /* The order of the rows of a head: row d of the tensor is row to[d], and row r is from[r]. */
 struct head_order {

@@ -92,6 +92,10 @@ bool model_input_of(const struct model *m, const char *tensor, int layer, enum m
                  {a->down, MODEL_INPUT_DOWN},
                  {a->shared_down, MODEL_INPUT_DOWN}};
 
+    if (m->config.is_twin && layer % 2 == 0) /* Mamba-2, whose inputs are not listed */
+        return false;
+    if (m->config.is_twin)
+        layer /= 2;
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         if (watch_names(names[i].pattern, layer, tensor)) {
             *input = names[i].input;

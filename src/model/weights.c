@@ -296,9 +296,9 @@ static struct k_delta weights_load_delta_numbers(const struct loading *in,
     size_t keys = (size_t)k_delta_keys(whole) * (size_t)whole->n_taps;
     int key = whole->k_dim * whole->n_taps, value = whole->v_dim * whole->n_taps;
     const float *taps =
-        loader_numbers(in->l, names->delta_conv, k_delta_channels(whole), whole->n_taps, 1.0f);
-    const float *a_log = loader_numbers(in->l, names->delta_a_log, whole->n_v_heads, 1, 1.0f);
-    const float *bias = loader_numbers(in->l, names->delta_dt_bias, whole->n_v_heads, 1, 1.0f);
+        loader_numbers(in->l, names->state_conv, k_delta_channels(whole), whole->n_taps, 1.0f);
+    const float *a_log = loader_numbers(in->l, names->state_a_log, whole->n_v_heads, 1, 1.0f);
+    const float *bias = loader_numbers(in->l, names->state_dt_bias, whole->n_v_heads, 1, 1.0f);
 
     return (struct k_delta){.shape = *own,
                             .q_taps = weights_of_share(in, taps, 0, own->n_k_heads, key),
@@ -306,7 +306,7 @@ static struct k_delta weights_load_delta_numbers(const struct loading *in,
                             .v_taps = weights_of_share(in, taps, 2 * keys, own->n_v_heads, value),
                             .a_log = weights_of_share(in, a_log, 0, own->n_v_heads, 1),
                             .dt_bias = weights_of_share(in, bias, 0, own->n_v_heads, 1),
-                            .norm = loader_vector(in->l, names->delta_norm, &norm, false),
+                            .norm = loader_vector(in->l, names->state_norm, &norm, false),
                             .eps = in->l->whole->norm.eps};
 }
 
@@ -318,7 +318,7 @@ static void weights_load_delta(const struct loading *in, const struct layer_plan
     const struct loader_tensors rows = weights_delta_rows(in, &whole->delta, &part->delta);
     const struct loader_tensors gates = weights_delta_gates(in, &whole->delta, &part->delta);
     const struct loader_tensors out =
-        loader_tensor(names->delta_out,
+        loader_tensor(names->state_out,
                       slice_whole(in->dim, in->dim, plan_mixer_out(whole), plan_mixer_out(part)));
 
     w->norm_mixer = weights_load_first_norm(in, names->norm_attn, whole->norms.before_mixer);
@@ -326,6 +326,124 @@ static void weights_load_delta(const struct loading *in, const struct layer_plan
     w->mixer_gate = loader_matrix(in->l, &gates, USE_ADDED);
     w->delta = weights_load_delta_numbers(in, &whole->delta, &part->delta);
     w->mixer_out = loader_matrix(in->l, &out, USE_LAYER);
+    w->norm_mixer_after = weights_load_norm(in, names->norm_attn_after, whole->norms.after_mixer);
+}
+
+/* z, x, B, C and dt, one below the other in one tensor; a rank has those of its groups. */
+static struct loader_tensors weights_mamba_rows(const struct loading *in,
+                                                const struct k_mamba_shape *whole,
+                                                const struct k_mamba_shape *own)
+{
+    const int rows[] = {k_mamba_inner(whole), k_mamba_inner(whole),
+                        whole->n_groups * whole->n_state, whole->n_groups * whole->n_state,
+                        whole->n_heads};
+    const int own_rows[] = {k_mamba_inner(own), k_mamba_inner(own), own->n_groups * own->n_state,
+                            own->n_groups * own->n_state, own->n_heads};
+    struct slice_shape shape = {.cols = in->dim, .own_cols = in->dim};
+
+    for (int i = 0; i < 5; i++)
+        slice_stack(&shape, rows[i], own_rows[i], NULL);
+    return loader_tensor(in->names->state_in, shape);
+}
+
+/* A rank's part of x, B or C: `width` channels of each of own_n heads or groups, behind `before`
+ * channels. */
+static struct k_mamba_part weights_mamba_part(const struct loading *in, const struct k_mamba *of,
+                                              size_t before, int own_n, int width, float by)
+{
+    int n_taps = of->shape.n_taps;
+
+    return (struct k_mamba_part){
+        .taps = weights_of_share(in, of->x.taps, before * (size_t)n_taps, own_n, width * n_taps),
+        .bias = weights_of_share(in, of->x.bias, before, own_n, width),
+        .by = by};
+}
+
+/* Weights beside the matrices. */
+static struct k_mamba weights_load_mamba_numbers(const struct loading *in,
+                                                 const struct mamba_plan *plan,
+                                                 const struct k_mamba_shape *own)
+{
+    const struct mamba_config *config = plan->config;
+    const struct k_mamba_shape *whole = &plan->shape;
+    const struct arch_names *names = in->names;
+    const struct slice_shape norm = slice_whole(k_mamba_inner(whole), k_mamba_inner(own), 1, 1);
+    size_t b = (size_t)k_mamba_inner(whole), c = b + (size_t)(whole->n_groups * whole->n_state);
+    int channels = k_mamba_channels(whole), heads = whole->n_heads;
+    struct k_mamba m = {.shape = *own,
+                        .norm_first = config->norm_first,
+                        .eps = in->l->whole->norm.eps,
+                        .least = config->least,
+                        .most = config->most,
+                        .z_by = config->z_by,
+                        .dt_by = config->dt_by};
+
+    m.x.taps = loader_numbers(in->l, names->state_conv, channels, whole->n_taps, 1.0f);
+    if (config->has_conv_bias)
+        m.x.bias = loader_numbers(in->l, names->state_conv_bias, channels, 1, 1.0f);
+    m.b = weights_mamba_part(in, &m, b, own->n_groups, own->n_state, config->b_by);
+    m.c = weights_mamba_part(in, &m, c, own->n_groups, own->n_state, config->c_by);
+    m.x = weights_mamba_part(in, &m, 0, own->n_heads, own->head_dim, config->x_by);
+    m.a_log = weights_of_share(in, loader_numbers(in->l, names->state_a_log, heads, 1, 1.0f), 0,
+                               own->n_heads, 1);
+    m.dt_bias = weights_of_share(in, loader_numbers(in->l, names->state_dt_bias, heads, 1, 1.0f), 0,
+                                 own->n_heads, 1);
+    m.skip = weights_of_share(in, loader_numbers(in->l, names->state_skip, heads, 1, 1.0f), 0,
+                              own->n_heads, 1);
+    if (config->has_norm)
+        m.norm = loader_vector(in->l, names->state_norm, &norm, false);
+    return m;
+}
+
+static void weights_load_mamba(const struct loading *in, const struct layer_plan *whole,
+                               const struct layer_plan *part, struct layer_weights *w)
+{
+    const struct arch_names *names = in->names;
+    const struct loader_tensors rows =
+        weights_mamba_rows(in, &whole->mamba.shape, &part->mamba.shape);
+    const struct loader_tensors out =
+        loader_tensor(names->state_out,
+                      slice_whole(in->dim, in->dim, plan_mixer_out(whole), plan_mixer_out(part)));
+
+    w->norm_mixer = weights_load_first_norm(in, names->norm_attn, whole->norms.before_mixer);
+    w->mixer_in = loader_matrix(in->l, &rows, USE_LAYER);
+    if (whole->mamba.config->has_bias)
+        w->mixer_in_bias = loader_bias(in->l, &rows, part->splits.mixer_in);
+    w->mamba = weights_load_mamba_numbers(in, &whole->mamba, &part->mamba.shape);
+    w->mixer_out = loader_matrix(in->l, &out, USE_LAYER);
+    if (whole->mamba.config->has_bias)
+        w->mixer_out_bias = loader_bias(in->l, &out, part->splits.mixer_out);
+    w->norm_mixer_after = weights_load_norm(in, names->norm_attn_after, whole->norms.after_mixer);
+}
+
+static void weights_load_conv(const struct loading *in, const struct layer_plan *whole,
+                              const struct layer_plan *part, struct layer_weights *w)
+{
+    const struct arch_names *names = in->names;
+    int width = whole->conv.width, own = part->conv.width, n_taps = whole->conv.n_taps;
+    struct slice_shape three = {.cols = in->dim, .own_cols = in->dim};
+    const struct loader_tensors out =
+        loader_tensor(names->state_out, slice_whole(in->dim, in->dim, width, own));
+    struct loader_tensors first;
+    const float *taps, *bias = NULL;
+
+    for (int i = 0; i < 3; i++)
+        slice_stack(&three, width, own, NULL);
+    first = loader_tensor(names->state_in, three);
+    w->norm_mixer = weights_load_first_norm(in, names->norm_attn, whole->norms.before_mixer);
+    w->mixer_in = loader_matrix(in->l, &first, USE_LAYER);
+    if (whole->conv.bias)
+        w->mixer_in_bias = loader_bias(in->l, &first, part->splits.mixer_in);
+    taps = loader_numbers(in->l, names->state_conv, width, n_taps, 1.0f);
+    if (whole->conv.bias)
+        bias = loader_numbers(in->l, names->state_conv_bias, width, 1, 1.0f);
+    w->conv = (struct k_short_conv){.width = own,
+                                    .n_taps = n_taps,
+                                    .taps = weights_of_share(in, taps, 0, own, n_taps),
+                                    .bias = weights_of_share(in, bias, 0, own, 1)};
+    w->mixer_out = loader_matrix(in->l, &out, USE_LAYER);
+    if (whole->conv.bias)
+        w->mixer_out_bias = loader_bias(in->l, &out, part->splits.mixer_out);
     w->norm_mixer_after = weights_load_norm(in, names->norm_attn_after, whole->norms.after_mixer);
 }
 
@@ -344,7 +462,7 @@ static struct loader_tensors weights_ffn_tensors(const struct loading *in,
     struct slice_shape both = one;
     struct loader_tensors all;
 
-    if (whole->kind == FFN_PLAIN)
+    if (whole->kind == FFN_PLAIN || (whole->kind == FFN_EXPERTS && whole->experts.config->is_plain))
         return loader_tensor(names->up, one);
     if (names->gate_up != NULL) {
         slice_stack(&both, whole->ff_dim, own->ff_dim, NULL);
@@ -404,13 +522,19 @@ static struct k_experts weights_load_experts(const struct loading *in, const str
 {
     const struct arch_names *names = in->names;
     const struct experts_plan *whole = &l->ffn.experts, *own = &part->ffn.experts;
-    const struct slice_shape one = slice_whole(whole->ff_dim, own->ff_dim, in->dim, in->dim);
-    bool in_one = names->expert_down == NULL || loader_has(in->l, names->experts_down);
+    int dim = whole->config->latent_dim > 0 ? whole->config->latent_dim : in->dim;
+    const struct slice_shape one = slice_whole(whole->ff_dim, own->ff_dim, dim, dim);
+    bool in_one = !whole->config->is_plain &&
+                  (names->expert_down == NULL || loader_has(in->l, names->experts_down));
     struct slice_shape both = one;
     struct loader_tensors first = loader_tensor(names->expert_gate, one), down;
-    struct k_experts experts = {
-        .n = own->n_own, .ff_dim = own->ff_dim, .activation = l->ffn.activation};
+    struct k_experts experts = {.n = own->n_own,
+                                .ff_dim = own->ff_dim,
+                                .is_plain = whole->config->is_plain,
+                                .activation = l->ffn.activation};
 
+    if (experts.is_plain) /* relu(u)^2 is relu(u) * u */
+        experts.activation = K_RELU;
     slice_stack(&both, whole->ff_dim, own->ff_dim, NULL);
     for (int i = 0; i < 2 && names->experts_are_mixed; i++) {
         both.pieces[i].from = i;
@@ -419,13 +543,15 @@ static struct k_experts weights_load_experts(const struct loading *in, const str
     }
     if (in_one)
         first = loader_tensor(names->experts_gate_up, both);
+    else if (experts.is_plain)
+        first = loader_tensor(names->expert_up, one);
     else
         loader_add(&first, names->expert_up, one);
     down = loader_tensor(in_one ? names->experts_down : names->expert_down,
-                         slice_whole(in->dim, in->dim, whole->ff_dim, own->ff_dim));
+                         slice_whole(dim, dim, whole->ff_dim, own->ff_dim));
     first.n_experts = down.n_experts = whole->n;
     first.n_own_experts = down.n_own_experts = own->n_own;
-    first.is_gated = true;
+    first.is_gated = !experts.is_plain;
     first.in_one = down.in_one = in_one;
     first.is_mixed = down.is_mixed = in_one && names->experts_are_mixed;
     if (own->n_own < whole->n)
@@ -442,6 +568,18 @@ static struct k_experts weights_load_experts(const struct loading *in, const str
     return experts;
 }
 
+/* Products into the experts' narrower space and back. */
+static void weights_load_latent(const struct loading *in, int latent, struct layer_weights *w)
+{
+    const struct loader_tensors first =
+        loader_tensor(in->names->latent_in, slice_whole(latent, latent, in->dim, in->dim));
+    const struct loader_tensors last =
+        loader_tensor(in->names->latent_out, slice_whole(in->dim, in->dim, latent, latent));
+
+    w->latent_in = loader_matrix(in->l, &first, USE_LAYER);
+    w->latent_out = loader_matrix(in->l, &last, USE_LAYER);
+}
+
 /* The router comes first in the digest, shared experts last. */
 static void weights_load_mixture(const struct loading *in, const struct layer_plan *whole,
                                  const struct layer_plan *part, struct layer_weights *w)
@@ -451,6 +589,8 @@ static void weights_load_mixture(const struct loading *in, const struct layer_pl
 
     w->router = weights_load_router(in, &whole->ffn.experts);
     w->experts = weights_load_experts(in, whole, part);
+    if (whole->ffn.experts.config->latent_dim > 0)
+        weights_load_latent(in, whole->ffn.experts.config->latent_dim, w);
     if (whole->ffn.ff_dim == 0)
         return;
     weights_load_products(in, &shared, names->shared_down, whole, part, w);
@@ -488,8 +628,12 @@ static void weights_load_ffn(const struct loading *in, const struct layer_plan *
     const struct arch_names *names = in->names;
     const struct gated_names own = {names->gate, names->up, names->gate_up};
 
+    if (whole->ffn.kind == FFN_NONE)
+        return;
     if (whole->is_parallel && names->norm_mlp == NULL)
         w->norm_ffn = w->norm_mixer;
+    else if (whole->mixer == MIXER_NONE)
+        w->norm_ffn = weights_load_first_norm(in, names->norm_mlp, whole->norms.before_ffn);
     else
         w->norm_ffn = weights_load_norm(in, names->norm_mlp, whole->norms.before_ffn);
     if (whole->ffn.kind == FFN_EXPERTS)
@@ -514,6 +658,9 @@ static void weights_load_layer(const struct loading *in, int layer)
     case MIXER_ATTENTION: weights_load_attention(in, whole, part, weights); break;
     case MIXER_RECURRENT: weights_load_recurrent(in, whole, part, weights); break;
     case MIXER_DELTA: weights_load_delta(in, whole, part, weights); break;
+    case MIXER_MAMBA: weights_load_mamba(in, whole, part, weights); break;
+    case MIXER_CONV: weights_load_conv(in, whole, part, weights); break;
+    case MIXER_NONE: break;
     }
     weights_load_ffn(in, whole, part, weights);
     if (in->l->whole->embeds.width > 0)
@@ -654,8 +801,9 @@ static int weights_lay_out(struct loader *l, int rank)
  * the head, use others than "model."; the first under which the embedding exists is taken. */
 static const char *weights_find_prefix(const struct loader *l, const char *embed)
 {
-    static const char *const prefixes[] = {"model.", "model.language_model.",
-                                           "language_model.model.", "transformer.", ""};
+    static const char *const prefixes[] = {
+        "model.", "model.language_model.", "language_model.model.", "transformer.", "backbone.",
+        ""};
     struct loader with = *l;
     char name[400];
 

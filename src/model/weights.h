@@ -16,7 +16,7 @@ struct layer_weights {
     struct k_norm norm_mixer, norm_mixer_after; /* [dim] */
     /* Attention: q, k, v: [(n_heads + 2 * n_kv_heads) * head_dim][dim]; q alone where another
      * layer's keys and values are read. Recurrent: value, gate: [2 * width][dim].
-     * Gated DeltaNet: q, k, v, z (kernels.h). */
+     * Gated DeltaNet: q, k, v, z (kernels.h). Mamba-2 and short convolutions: as in mamba.h. */
     struct k_matrix mixer_in;
     void *mixer_in_bias;
     void *q_norm, *k_norm;     /* [head_dim]; QK_NORM_WHOLE: [n_heads * head_dim], [n_kv_heads *
@@ -26,7 +26,9 @@ struct layer_weights {
     struct k_matrix mixer_gate; /* [n_heads * head_dim][dim]: attention's gate; Gated DeltaNet: b, a
                                  * [2 * n_v_heads][dim], plain */
     struct k_delta delta;       /* its other weights */
-    const float *sinks;         /* float32 [n_heads]; NULL without */
+    struct k_mamba mamba;       /* likewise, of Mamba-2 and of short convolutions */
+    struct k_short_conv conv;
+    const float *sinks;                     /* float32 [n_heads]; NULL without */
     struct k_norm norm_ffn, norm_ffn_after; /* [dim] */
     /* Of an FFN of experts these are the shared ones' matrices, without data if there are none. */
     struct k_matrix ffn_in; /* [2 * ff_dim][dim]: gate, up; of a plain FFN [ff_dim][dim] */
@@ -35,6 +37,7 @@ struct layer_weights {
     void *down_bias;
     struct k_router router;
     struct k_experts experts;
+    struct k_matrix latent_in, latent_out; /* [latent_dim][dim], [dim][latent_dim] */
     const float *shared_switch; /* float32 [dim]; NULL: the shared experts count in full */
     /* Of experts apart: norms of the router's and the experts' input, and of both results. */
     struct k_norm norm_router, norm_experts, norm_experts_after, norm_shared_after; /* [dim] */

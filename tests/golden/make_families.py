@@ -115,6 +115,49 @@ MODELS = {
     "starcoder2": ("starcoder2", small(sliding_window=40), 0.25),
 }
 
+# Layers with one mixer each: Mamba-2, attention without positions, or an FFN.
+NEMOTRON_H = dict(intermediate_size=56, ssm_state_size=12, mamba_num_heads=8, mamba_head_dim=10,
+                  n_groups=4, conv_kernel=4, chunk_size=16, time_step_min=1e-9, head_dim=12,
+                  num_hidden_layers="left out")
+MAMBA = dict(mamba_n_heads=5, mamba_d_head=16, mamba_n_groups=1, mamba_d_state=12, mamba_d_conv=4,
+             mamba_expand=2, mamba_chunk_size=16)
+FALCON_H1 = dict(intermediate_size=56, head_dim=12, mamba_d_ssm=48, mamba_n_heads=4,
+                 mamba_d_head=12, mamba_n_groups=2, mamba_d_state=20, mamba_d_conv=4,
+                 mamba_chunk_size=16, attention_in_multiplier=0.8, attention_out_multiplier=0.7,
+                 key_multiplier=0.6, ssm_in_multiplier=1.3, ssm_out_multiplier=0.8,
+                 ssm_multipliers=[0.7, 1.2, 0.9, 1.1, 0.6], mlp_multipliers=[0.8, 0.5],
+                 lm_head_multiplier=0.9, embedding_multiplier=4.0)
+MODELS.update({
+    # A group of a norm for two heads.
+    "nemotron-h": ("nemotron_h", small(**NEMOTRON_H, layers_block_type=[
+        "linear_attention", "mlp", "linear_attention", "full_attention", "mlp",
+        "linear_attention"]), 0.25),
+    # No experts; positions; a limit of steps; three taps.
+    "granite-h-dense": ("granitemoehybrid", small(**dict(MAMBA, mamba_d_conv=3, mamba_n_groups=5),
+                                                  num_local_experts=0, shared_intermediate_size=56,
+                                                  position_embedding_type="rope",
+                                                  time_step_limit=[0.2, 0.9],
+                                                  layer_types=["linear_attention",
+                                                               "full_attention",
+                                                               "linear_attention"],
+                                                  embedding_multiplier=5.0,
+                                                  residual_multiplier=0.4,
+                                                  attention_multiplier=0.2,
+                                                  logits_scaling=0.5), 0.25),
+    # Both mixers in every layer, multipliers everywhere; without a norm, with one before the gate,
+    # and with one after it.
+    "falcon-h1": ("falcon_h1", small(**FALCON_H1), 0.3),
+    "falcon-h1-first": ("falcon_h1", small(**FALCON_H1, mamba_rms_norm=True), 0.3),
+    "falcon-h1-after": ("falcon_h1", small(**FALCON_H1, mamba_rms_norm=True,
+                                           mamba_norm_before_gate=False), 0.3),
+    # Two groups, half of a head rotates.
+    "bamba": ("bamba", small(**dict(MAMBA, mamba_n_heads=8, mamba_d_head=12, mamba_n_groups=2),
+                             hidden_size=48, attn_layer_indices=[1]), 0.25),
+    "lfm2": ("lfm2", small(num_hidden_layers=4, block_auto_adjust_ff_dim=True,
+                           block_multiple_of=8, intermediate_size=78, conv_L_cache=3,
+                           layer_types=["conv", "conv", "full_attention", "conv"]), 0.3),
+})
+
 # Mixtures of experts; the flag: whether the file has the experts of a layer in one tensor, although
 # the class would write each alone. Choices of experts are steps: seeds are tried until noise leaves
 # those of the compared positions as they are.
@@ -219,6 +262,31 @@ EXPERTS = {
                                                     moe_intermediate_size=18,
                                                     shared_expert_intermediate_size=24,
                                                     rope_parameters=PARTIAL), True, 0.25),
+    # Experts without a gate, chosen by sigmoids, and a shared one.
+    "nemotron-h-moe": ("nemotron_h", few_experts(**NEMOTRON_H, layers_block_type=[
+        "linear_attention", "moe", "full_attention", "moe"], n_routed_experts=6,
+        num_experts_per_tok=2, moe_intermediate_size=20, moe_shared_expert_intermediate_size=28,
+        routed_scaling_factor=1.7), False, 0.25),
+    # The same in a narrower space.
+    "nemotron-h-latent": ("nemotron_h", few_experts(**NEMOTRON_H, layers_block_type=[
+        "linear_attention", "moe", "full_attention", "moe"], n_routed_experts=6,
+        num_experts_per_tok=3, moe_intermediate_size=20, moe_shared_expert_intermediate_size=28,
+        moe_latent_size=24, routed_scaling_factor=1.7), False, 0.25),
+    # One group for all heads, no positions.
+    "granite-h": ("granitemoehybrid", few_experts(**MAMBA, num_local_experts=5,
+                                                  num_experts_per_tok=3, intermediate_size=20,
+                                                  shared_intermediate_size=28,
+                                                  layer_types=["linear_attention",
+                                                               "full_attention"],
+                                                  embedding_multiplier=5.0,
+                                                  residual_multiplier=0.4,
+                                                  attention_multiplier=0.2,
+                                                  logits_scaling=0.5), False, 0.25),
+    # A dense layer, then two with experts.
+    "lfm2-moe": ("lfm2_moe", few_experts(num_hidden_layers=3, num_dense_layers=1, num_experts=5,
+                                         num_experts_per_tok=2, moe_intermediate_size=20,
+                                         conv_L_cache=3, layer_types=["conv", "full_attention",
+                                                                      "conv"]), False, 0.3),
     "phimoe": ("phimoe", few_experts(intermediate_size=20, num_local_experts=5,
                                      attention_bias=True, lm_head_bias=True,
                                      rope_parameters=LONG), False, 0.25),
@@ -302,7 +370,7 @@ def make_model(torch, transformers, config, seed, deviation, fused=None):
         noise = torch.randn(p.shape)
         if name.endswith("A_log"):  # states that forget within some tens of tokens
             p.data = noise - 2
-        elif "conv1d" in name:
+        elif "conv1d" in name or ".conv.conv" in name:
             p.data = 0.6 * noise
         elif name.endswith("dt_bias"):
             p.data = 0.5 * noise - 1
@@ -322,7 +390,7 @@ def make_model(torch, transformers, config, seed, deviation, fused=None):
             p.data = to_mxfp4(torch, p.data)[2]
         p.data = p.data.to(torch.bfloat16).float()
     for name, p in list(model.named_parameters()) + list(model.named_buffers()):
-        if name.endswith("e_score_correction_bias"):
+        if name.endswith(("e_score_correction_bias", "expert_bias")):
             p.data = (0.1 * torch.randn(p.shape)).to(torch.bfloat16).float()
         if name.endswith("layer_scalar"):
             p.data = (1 + 0.2 * torch.randn(p.shape)).to(torch.bfloat16).float()

@@ -203,8 +203,10 @@ def load(folder):
 
 def greedy(torch, model, prompt, n_max, eos=None):
     """transformers' greedy continuation, and at each step the gap of the best two logits."""
+    # With a cache the classes of Mamba-2 leave out the limits of steps.
+    limits = getattr(model.config, "time_step_limit", None)
     out = model.generate(torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt)).long(),
-                         do_sample=False, max_new_tokens=n_max, eos_token_id=eos, pad_token_id=0,
+                         use_cache=limits is None or limits[0] <= 0, do_sample=False, max_new_tokens=n_max, eos_token_id=eos, pad_token_id=0,
                          return_dict_in_generate=True, output_logits=True)
     ids = out.sequences[0, len(prompt):].tolist()
     gaps = [(lambda t: (t[0] - t[1]).item())(step[0].topk(2).values) for step in out.logits]

@@ -38,6 +38,11 @@ static float alone[N_SEQS][N_VOCAB], of_one_rank[N_SEQS][N_VOCAB];
     "\"linear_num_value_heads\":8,\"linear_key_head_dim\":10,"  \
     "\"linear_value_head_dim\":14,"
 
+/* Likewise; a group for two heads. */
+#define MAMBA                                                                            \
+    "\"mamba_n_heads\":8,\"mamba_d_head\":18,\"mamba_n_groups\":4,\"mamba_d_state\":11," \
+    "\"mamba_d_conv\":4,\"mamba_expand\":2,"
+
 static const struct {
     const char *name, *config;
 } models[] = {
@@ -62,6 +67,23 @@ static const struct {
      "{\"architectures\":[\"Qwen3NextForCausalLM\"],\"num_hidden_layers\":3,"
      "\"full_attention_interval\":2,\"num_experts\":7,\"num_experts_per_tok\":3,"
      "\"moe_intermediate_size\":52,\"shared_expert_intermediate_size\":44," DELTA SIZES "}"},
+    {"Mamba-2, attention or an FFN a layer",
+     "{\"architectures\":[\"NemotronHForCausalLM\"],\"hybrid_override_pattern\":\"M-M*EEM\","
+     "\"num_hidden_layers\":7,\"mamba_num_heads\":8,\"mamba_head_dim\":18,\"n_groups\":4,"
+     "\"ssm_state_size\":11,\"n_routed_experts\":7,\"num_experts_per_tok\":3,"
+     "\"moe_intermediate_size\":52,\"moe_shared_expert_intermediate_size\":44,"
+     "\"time_step_limit\":[0.01,Infinity]," SIZES "}"},
+    {"Mamba-2 or attention, and experts",
+     "{\"architectures\":[\"GraniteMoeHybridForCausalLM\"],\"num_hidden_layers\":3,"
+     "\"layer_types\":[\"mamba\",\"attention\",\"mamba\"],\"num_local_experts\":7,"
+     "\"num_experts_per_tok\":3,\"shared_intermediate_size\":44,"
+     "\"residual_multiplier\":0.4,\"mamba_proj_bias\":true," MAMBA SIZES "}"},
+    {"Mamba-2 beside attention",
+     "{\"architectures\":[\"FalconH1ForCausalLM\"],\"num_hidden_layers\":2,\"mamba_d_ssm\":144,"
+     "\"mamba_rms_norm\":true,\"mlp_multipliers\":[0.7,0.6]," MAMBA SIZES "}"},
+    {"short convolutions and all tokens",
+     "{\"architectures\":[\"Lfm2ForCausalLM\"],\"num_hidden_layers\":4,\"conv_L_cache\":3,"
+     "\"conv_bias\":true,\"block_multiple_of\":8,\"full_attn_idxs\":[1,3]," SIZES "}"},
     {"experts", "{\"architectures\":[\"Qwen2MoeForCausalLM\"],\"num_hidden_layers\":3,"
                 "\"mlp_only_layers\":[1],\"num_experts\":7,\"num_experts_per_tok\":3,"
                 "\"moe_intermediate_size\":52,\"shared_expert_intermediate_size\":44," SIZES "}"},

@@ -183,9 +183,9 @@ static void check_stages(const char *folder, const char *name, int n_stages, int
 
 int main(void)
 {
-    static const char *const models[] = {"llama-gqa",        "qwen2-window",
-                                         "toy-states",       "families/qwen3-moe-fused",
-                                         "families/qwen3.5", "demo"};
+    static const char *const models[] = {
+        "llama-gqa",        "qwen2-window",        "toy-states",         "families/qwen3-moe-fused",
+        "families/qwen3.5", "families/nemotron-h", "families/falcon-h1", "demo"};
     const char *device = getenv("QUIRE_TEST_DEVICE"), *root = getenv("QUIRE_GOLDENS");
     char folder[4200], base[4096];
     struct stat st;

@@ -217,3 +217,47 @@ def delta(kinds="ddfddf"):
         add("linear_attn.norm.weight", [32], 0.1, 1.0)
         add("linear_attn.out_proj.weight", [dim, 256], 0.06)
     return write_folder("delta-%s" % kinds, config, tensors)
+
+
+@functools.lru_cache(maxsize=None)
+def mamba(kinds="mmfmmf"):
+    """A letter for each layer: m for Mamba-2, whose states take several pages, f for attention, or b
+    for both beside each other in all layers. Mixers are noise; the rest is the demo model's."""
+    both = "b" in kinds
+    config = dict(read_config(), architectures=["FalconH1ForCausalLM" if both else "BambaForCausalLM"],
+                  model_type="falcon_h1" if both else "bamba", mamba_n_heads=8, mamba_d_head=32,
+                  mamba_d_ssm=256, mamba_n_groups=2, mamba_d_state=32, mamba_d_conv=4,
+                  mamba_rms_norm=True,
+                  attn_layer_indices=[i for i, k in enumerate(kinds) if k == "f"])
+    dim, head, draw = config["hidden_size"], config["head_dim"], random.Random(1)
+    config["mamba_expand"] = 256 // dim
+    renamed = (("mlp.", "feed_forward."), ("post_attention_layernorm", "pre_ff_layernorm"),
+               ("model.norm.", "model.final_layernorm."))
+    tensors = []
+    for name, h, data in read_weights():
+        if ".self_attn." in name:
+            continue
+        for old, new in renamed:
+            name = name.replace(old, new)
+        tensors.append((name, h["shape"], data))
+    for i, kind in enumerate(kinds):
+        def add(name, shape, deviation, mean=0.0, layer=i):
+            tensors.append(("model.layers.%d.%s" % (layer, name), shape,
+                            noise(draw, shape, deviation, mean)))
+
+        if kind in "fb":
+            n, kv = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
+            for part, rows in (("q", n), ("k", kv), ("v", kv)):
+                add("self_attn.%s_proj.weight" % part, [rows, dim], 0.06)
+            add("self_attn.o_proj.weight", [dim, n], 0.06)
+        if kind == "f":
+            continue
+        add("mamba.in_proj.weight", [2 * 256 + 2 * 64 + 8, dim], 0.06)
+        add("mamba.conv1d.weight", [384, 1, 4], 0.6)
+        add("mamba.conv1d.bias", [384], 0.1)
+        add("mamba.A_log", [8], 1.0, -3.0)  # some forget within tokens, some hardly ever
+        add("mamba.dt_bias", [8], 0.5)
+        add("mamba.D", [8], 0.1, 1.0)
+        add("mamba.norm.weight", [256], 0.1, 1.0)
+        add("mamba.out_proj.weight", [dim, 256], 0.06)
+    return write_folder("mamba-%s" % kinds, config, tensors)

@@ -10,6 +10,8 @@
 
 #define SMS 132
 
+static bool is_plain; /* the cases that follow have ups alone */
+
 struct shape {
     int n_experts, n_used, dim, ff_dim;
     int first, n_own; /* the experts of this rank */
@@ -156,7 +158,7 @@ static struct k_matrix make_matrix(struct k_matrix *host, struct k_format f, int
 /* Biases of both products, and the activation of the models that have them. */
 static void add_biases(struct run *r)
 {
-    size_t n_in = (size_t)r->s.n_own * 2 * (size_t)r->s.ff_dim;
+    size_t n_in = (size_t)r->s.n_own * (is_plain ? 1 : 2) * (size_t)r->s.ff_dim;
     size_t n_down = (size_t)r->s.n_own * (size_t)r->s.dim;
     float *in = gpu_random(n_in, 0.5f), *down = gpu_random(n_down, 0.5f);
 
@@ -164,7 +166,8 @@ static void add_biases(struct run *r)
     r->experts.down_bias = down;
     r->dev_experts.in_bias = gpu_bf16(in, n_in);
     r->dev_experts.down_bias = gpu_bf16(down, n_down);
-    r->experts.activation = r->dev_experts.activation = K_SWISH_CLAMPED;
+    if (!is_plain)
+        r->experts.activation = r->dev_experts.activation = K_SWISH_CLAMPED;
 }
 
 static void run_open(struct run *r, struct shape s, struct k_format f, int n_max)
@@ -198,8 +201,11 @@ static void run_open(struct run *r, struct shape s, struct k_format f, int n_max
                                   .spread = 0.1f};
     r->dev_router = r->router;
     r->dev_router.w = gpu_array(r->router.w, n_w * sizeof(float));
-    r->experts = (struct k_experts){
-        .n = s.n_own, .first = s.first, .ff_dim = s.ff_dim, .activation = K_SILU};
+    r->experts = (struct k_experts){.n = s.n_own,
+                                    .first = s.first,
+                                    .ff_dim = s.ff_dim,
+                                    .is_plain = is_plain,
+                                    .activation = is_plain ? K_RELU : K_SILU};
     r->dev_experts = r->experts;
     if (k_format_is_mxfp4(&f)) {
         const struct k_mxfp4_rows in = {s.n_own, 2 * s.ff_dim, true, s.n_own % 8 != 0},
@@ -210,7 +216,8 @@ static void run_open(struct run *r, struct shape s, struct k_format f, int n_max
         if (k_format_is_mxfp4(&f))
             r->dev_experts.down = make_mxfp4(&r->experts.down, &down, s.ff_dim);
     } else {
-        r->dev_experts.in = make_matrix(&r->experts.in, f, s.n_own * 2 * s.ff_dim, s.dim);
+        r->dev_experts.in =
+            make_matrix(&r->experts.in, f, s.n_own * (is_plain ? 1 : 2) * s.ff_dim, s.dim);
     }
     if (!k_format_is_mxfp4(&f))
         r->dev_experts.down = make_matrix(&r->experts.down, f, s.n_own * s.dim, s.ff_dim);
@@ -583,5 +590,11 @@ int main(void)
     check_shape((struct shape){8, 3, 128, 96, 2, 4}, mxfp4, 200, "MXFP4");
     check_shape((struct shape){12, 4, 352, 416, 0, 12}, mxfp4, 200, "MXFP4");
     check_shape((struct shape){32, 4, 576, 288, 0, 32}, mxfp4, 513, "MXFP4");
+    is_plain = true;
+    check_shape((struct shape){5, 2, 36, 18, 0, 5}, plain, 80, "ups alone, bf16");
+    check_shape((struct shape){5, 2, 40, 20, 0, 5}, plain, 80, "ups alone, bf16");
+    check_shape((struct shape){8, 3, 128, 96, 2, 4}, plain, 200, "ups alone, bf16");
+    check_shape((struct shape){12, 3, 144, 208, 0, 12}, by_row, 200, "ups alone, e4m3 by row");
+    check_shape((struct shape){32, 4, 384, 256, 0, 32}, blocks, 513, "ups alone, e4m3 in blocks");
     return tap_done();
 }

@@ -387,6 +387,81 @@ static void check_qwen3_5(void)
        "its experts");
 }
 
+#define HYBRID                                                                \
+    "\"hidden_size\":64,\"num_attention_heads\":8,\"num_key_value_heads\":2," \
+    "\"vocab_size\":320,\"max_position_embeddings\":512,\"intermediate_size\":128"
+#define NEMOTRON_H "\"architectures\":[\"NemotronHForCausalLM\"]," HYBRID
+#define GRANITE_H                                                                         \
+    "\"architectures\":[\"GraniteMoeHybridForCausalLM\"],\"num_hidden_layers\":2," HYBRID \
+    ",\"num_local_experts\":0,\"shared_intermediate_size\":96,\"mamba_n_heads\":8"
+
+/* Released files have a letter for each layer, and infinity as Python writes it. */
+static void check_nemotron_h(void)
+{
+    is_int(parse("{" NEMOTRON_H ",\"num_hidden_layers\":4,\"hybrid_override_pattern\":\"M*-E\","
+                 "\"n_routed_experts\":6,\"moe_intermediate_size\":24,"
+                 "\"time_step_limit\":[0.001,Infinity]}",
+                 NULL),
+           ERR_OK, "a Nemotron-H with letters, experts and infinity");
+    ok(c.layer_kinds[0] == LAYER_MAMBA && c.layer_kinds[1] == LAYER_FULL &&
+           c.layer_kinds[2] == LAYER_NONE && c.layer_kinds[3] == LAYER_NONE,
+       "its layers");
+    ok(c.lacks_ffn[0] && c.lacks_ffn[1] && !c.lacks_ffn[2] && !c.layer_experts[2] &&
+           c.layer_experts[3] && c.experts.is_plain,
+       "its FFNs");
+    ok(fabsf(c.mamba.least - 0.001f) < 1e-9f && isinf(c.mamba.most) && c.head_dim == 128 &&
+           c.ropes[0].rotary_dim == 0,
+       "its limits, and no positions");
+    is_int(parse("{" NEMOTRON_H ",\"layers_block_type\":[\"mlp\",\"linear_attention\"],"
+                 "\"time_step_limit\":[0.0,{\"__float__\":\"Infinity\"}]}",
+                 NULL),
+           ERR_OK, "one with a list, whose length is the number of layers");
+    ok(c.n_layers == 2 && c.layer_kinds[1] == LAYER_MAMBA && isinf(c.mamba.most), "likewise");
+    is_int(
+        parse("{" NEMOTRON_H ",\"num_hidden_layers\":2,\"hybrid_override_pattern\":\"M\"}", NULL),
+        ERR_INVALID, "a letter is missing");
+    is_int(
+        parse("{" NEMOTRON_H ",\"num_hidden_layers\":1,\"hybrid_override_pattern\":\"X\"}", NULL),
+        ERR_UNSUPPORTED, "an unknown letter");
+    is_int(parse("{" NEMOTRON_H ",\"layers_block_type\":[\"mlp\"],\"time_step_limit\":[1]}", NULL),
+           ERR_INVALID, "one limit");
+    is_int(parse("{" NEMOTRON_H ",\"layers_block_type\":[\"mlp\"],\"n_groups\":3}", NULL),
+           ERR_INVALID, "heads that do not divide into groups");
+    is_int(
+        parse("{" NEMOTRON_H ",\"layers_block_type\":[\"mlp\"],\"x\":\"a \\\" Infinity\"}", NULL),
+        ERR_OK, "the word in a text");
+}
+
+static void check_hybrids(void)
+{
+    check_nemotron_h();
+    is_int(parse("{" GRANITE_H ",\"mamba_d_head\":\"auto\"}", NULL), ERR_OK,
+           "a Granite 4 H without experts and lists");
+    ok(c.mamba.shape.head_dim == 16 && c.layer_kinds[1] == LAYER_MAMBA && c.ff_dim == 96 &&
+           c.ropes[0].rotary_dim == 0,
+       "its heads and FFN");
+    is_int(parse("{" GRANITE_H ",\"mamba_d_head\":15}", NULL), ERR_UNSUPPORTED,
+           "heads of another size");
+    is_int(parse("{\"architectures\":[\"FalconH1ForCausalLM\"],\"num_hidden_layers\":2," HYBRID
+                 ",\"mamba_d_ssm\":64,\"mamba_n_heads\":4,\"ssm_in_multiplier\":2.0,"
+                 "\"ssm_multipliers\":[1,2,3,4,5],\"attention_in_multiplier\":0.5}",
+                 NULL),
+           ERR_OK, "a Falcon-H1");
+    ok(c.n_layers == 4 && c.is_twin && c.layer_kinds[2] == LAYER_MAMBA && c.lacks_ffn[2] &&
+           c.layer_kinds[3] == LAYER_FULL && !c.lacks_ffn[3],
+       "each layer is two");
+    ok(c.mamba.dt_by == 10.0f && c.mamba.x_by == 4.0f && c.by.attention == 0.5f &&
+           fabsf(c.attn_scale - 0.25f / sqrtf(8.0f)) < 1e-6f && !c.mamba.has_norm,
+       "its multipliers");
+    is_int(parse("{\"architectures\":[\"Lfm2ForCausalLM\"],\"num_hidden_layers\":3," HYBRID
+                 ",\"block_ff_dim\":300,\"full_attn_idxs\":[1],\"block_multiple_of\":64}",
+                 NULL),
+           ERR_OK, "an LFM2");
+    ok(c.ff_dim == 256 && c.conv.n_taps == 3 && c.layer_kinds[0] == LAYER_CONV &&
+           c.layer_kinds[1] == LAYER_FULL && c.layer_kinds[2] == LAYER_CONV && c.tied,
+       "its layers, and the FFN's width: two thirds, and up to a multiple");
+}
+
 /* Every name of the table of unserved ones would be a lie once it is served. */
 static void test_near(void)
 {
@@ -465,6 +540,7 @@ int main(void)
     check_families();
     check_gemma4();
     check_qwen3_5();
+    check_hybrids();
     check_lines();
     return tap_done();
 }
