@@ -16,7 +16,8 @@
 
 #define ONE_THREADS  256
 #define ONE_WARPS    (ONE_THREADS / 32)
-#define ONE_ROWS     8 /* of a warp at a time */
+#define ONE_ROWS     8  /* of a warp at a time */
+#define ONE_FEW      16 /* sequences, up to which blocks convolve by themselves */
 #define CONV_THREADS 256
 #define CONV_TOKENS  8 /* of a thread, in steps with several for a sequence */
 #define GATE_THREADS 256
@@ -233,6 +234,33 @@ static __device__ inline void mamba_fetch_rows(const mamba_args &a, mamba_rows_h
     }
 }
 
+/* x, B and C of the block's head, by the block itself: those of B and C are stored by the first
+ * head of their group. The state's rows of inputs are such that no block writes a row that another
+ * one reads (mamba.h). */
+static __device__ inline void mamba_one_convolve(const mamba_args &a, mamba_one &shared, int seq,
+                                                 int token, int head)
+{
+    const struct k_mamba_shape &s = a.m.shape;
+    bool is_first = head % (s.n_heads / s.n_groups) == 0;
+    int pos = a.t.kv_len[seq] - 1;
+
+    for (int at = threadIdx.x; at < s.head_dim + 2 * s.n_state; at += ONE_THREADS) {
+        bool is_x = at < s.head_dim, is_b = at < s.head_dim + s.n_state;
+        int i = is_x ? at : (at - s.head_dim) % s.n_state;
+        int channel = is_x   ? head * s.head_dim + i
+                      : is_b ? mamba_b_channel(s, head) + i
+                             : mamba_c_channel(s, head) + i;
+        const mamba_channel c = mamba_channel_of(a, channel);
+        float x[K_CONV_TAPS_MAX];
+
+        mamba_fetch_inputs(a, c, x, seq, token, token, pos);
+        x[0] = load_bf16(mamba_inputs(a, token) + channel);
+        (is_x ? shared.x : is_b ? shared.b : shared.c)[i] = mamba_convolve(c, x);
+        if (is_x || is_first)
+            *mamba_kept(a, seq, pos, channel) = x[0];
+    }
+}
+
 /* x, B and C of the block's head, which the convolution has made. */
 template <int fours>
 static __device__ inline void mamba_one_fetch(const mamba_args &a, mamba_one &shared, int token,
@@ -282,12 +310,11 @@ static __device__ inline int mamba_one_row()
 template <bool whole, int fours>
 static __device__ inline void mamba_run_rows(const mamba_args &a, const mamba_one &shared,
                                              mamba_rows_held<fours> &held, const mamba_place &p,
-                                             int seq, int head, int first)
+                                             int seq, int head, int first, float2 step)
 {
     const struct k_mamba_shape &s = a.m.shape;
     int lane = threadIdx.x % 32, row = first + mamba_one_row(), token = a.t.seq_start[seq];
-    float length = mamba_steps(a, token)[2 * head];
-    float keep = __expf(mamba_steps(a, token)[2 * head + 1]), sums[ONE_ROWS] = {}, y;
+    float length = step.x, keep = __expf(step.y), sums[ONE_ROWS] = {}, y;
 
 #pragma unroll
     for (int j = 0; j < fours; j++) {
@@ -311,24 +338,36 @@ static __device__ inline void mamba_run_rows(const mamba_args &a, const mamba_on
         mamba_rows(a, token)[head * s.head_dim + row] = y + a.m.skip[head] * shared.x[row];
 }
 
-template <bool whole, int fours>
+/* convolves: the block does it, because a launch costs more where sequences are few. */
+template <bool whole, int fours, bool convolves>
 static __global__ void __launch_bounds__(ONE_THREADS, fours == 1 ? 3 : 2)
     mamba_one_kernel(const mamba_args a)
 {
     __shared__ __align__(16) mamba_one shared;
     int head = blockIdx.x, seq = blockIdx.y, first = (int)threadIdx.x / 32 * ONE_ROWS;
+    int token = a.t.seq_start[seq];
     mamba_rows_held<fours> held;
     mamba_place p = {};
+    float2 step;
 
     if (a.t.kv_len[seq] == 0 || mamba_is_chunk(a, seq))
         return;
     if (whole && first < a.m.shape.head_dim)
         p = mamba_place_of(a, seq, head, first);
     mamba_fetch_rows<whole>(a, held, p, seq, head, first);
-    mamba_one_fetch<fours>(a, shared, a.t.seq_start[seq], head);
+    if constexpr (convolves) {
+        for (int i = a.m.shape.n_state + threadIdx.x; i < 128 * fours; i += ONE_THREADS)
+            shared.b[i] = shared.c[i] = 0.0f;
+        mamba_one_convolve(a, shared, seq, token, head);
+        step.x = mamba_length(a, token, head);
+        step.y = mamba_log_keep(a, head, step.x);
+    } else {
+        mamba_one_fetch<fours>(a, shared, token, head);
+        step = make_float2(mamba_steps(a, token)[2 * head], mamba_steps(a, token)[2 * head + 1]);
+    }
     __syncthreads();
     while (first < a.m.shape.head_dim) {
-        mamba_run_rows<whole>(a, shared, held, p, seq, head, first);
+        mamba_run_rows<whole>(a, shared, held, p, seq, head, first, step);
         first += ONE_WARPS * ONE_ROWS;
         if (first >= a.m.shape.head_dim)
             return;
@@ -421,13 +460,26 @@ static __global__ void __launch_bounds__(GATE_THREADS) mamba_gate_kernel(const m
 
 /* --- launchers -------------------------------------------------------------------------------- */
 
-template <int fours> static int mamba_launch_one(const mamba_args &a, bool whole, k_stream stream)
+template <int fours, bool convolves>
+static int mamba_launch_form(const mamba_args &a, bool whole, k_stream stream)
 {
     dim3 grid(a.m.shape.n_heads, a.t.n_seqs);
 
     if (whole)
-        return K_LAUNCH((mamba_one_kernel<true, fours>), grid, ONE_THREADS, 0, stream, a);
-    return K_LAUNCH((mamba_one_kernel<false, fours>), grid, ONE_THREADS, 0, stream, a);
+        return K_LAUNCH((mamba_one_kernel<true, fours, convolves>), grid, ONE_THREADS, 0, stream,
+                        a);
+    return K_LAUNCH((mamba_one_kernel<false, fours, convolves>), grid, ONE_THREADS, 0, stream, a);
+}
+
+template <bool convolves> static int mamba_launch_one(const mamba_args &a, k_stream stream)
+{
+    const struct k_mamba_shape *s = &a.m.shape;
+    bool whole = s->n_state % 128 == 0 && a.state.page_elems % 4 == 0 && a.state.at % 4 == 0 &&
+                 a.state.page_elems >= (size_t)ONE_ROWS * (size_t)s->n_state;
+
+    if (s->n_state <= 128)
+        return mamba_launch_form<1, convolves>(a, whole, stream);
+    return mamba_launch_form<2, convolves>(a, whole, stream);
 }
 
 static int mamba_launch_gate(const mamba_args &a, k_stream stream)
@@ -451,16 +503,14 @@ int k_mamba_scan(void *out, bool is_half, const k_bf16 *in, const struct k_mamba
     int n_each = t->n_tokens == t->n_seqs ? 1 : CONV_TOKENS;
     dim3 channels((t->n_tokens + n_each - 1) / n_each,
                   (k_mamba_channels(s) + s->n_heads + CONV_THREADS - 1) / CONV_THREADS);
-    bool whole = s->n_state % 128 == 0 && state->page_elems % 4 == 0 && state->at % 4 == 0 &&
-                 state->page_elems >= (size_t)ONE_ROWS * (size_t)s->n_state;
 
     if (s->head_dim > K_MAMBA_HEAD_MAX || s->n_state > K_MAMBA_STATE_MAX)
         return -1;
+    if (t->n_tokens == t->n_seqs && t->n_seqs <= ONE_FEW)
+        return mamba_launch_one<true>(args, stream) != 0 ? -1 : mamba_launch_gate(args, stream);
     if (K_LAUNCH(mamba_convolve_kernel, channels, CONV_THREADS, 0, stream, args, n_each) != 0)
         return -1;
-    if ((t->n_seqs > 1 || t->n_tokens == 1) &&
-        (s->n_state <= 128 ? mamba_launch_one<1>(args, whole, stream)
-                           : mamba_launch_one<2>(args, whole, stream)) != 0)
+    if ((t->n_seqs > 1 || t->n_tokens == 1) && mamba_launch_one<false>(args, stream) != 0)
         return -1;
     if (t->n_tokens > t->n_seqs && mamba_launch_chunks(args, stream) != 0)
         return -1;
