@@ -4,11 +4,12 @@ own, beside one engine; whole servers with nginx. Weights are random; prompts ar
 different.
 
     builddir=BUILD tests/bench/replicas.py [--model tests/bench/llama-3.1-8b] [--engines 1,2]
-        [--at-once 256] [--requests 512] [--input 1024] [--output 1024] [--device cuda] [--watch]
+        [--at-once 240] [--requests 480] [--input 1024] [--output 1024] [--device cuda] [--watch]
 
---at-once and --requests are those of one engine, which has some places more, so that an engine with
-one request more than another does not compute the last one alone. Prints a line per number of
-engines; every answer must be whole, or the exit status is 1."""
+--at-once and --requests are those of one engine, which has 16 places more, so that an engine with
+some requests more than another does not compute the last ones alone. Above 256 in a step a GPU
+computes one more tile of rows. Prints a line per number of engines; every answer must be whole, or
+the exit status is 1."""
 import asyncio
 import json
 import statistics
@@ -20,7 +21,7 @@ from harness import MODEL_NAME, Stack, key
 
 p = parser()
 p.add_argument("--engines", default="1,2")
-for name, preset in (("at-once", 256), ("requests", 512), ("input", 1024), ("output", 1024)):
+for name, preset in (("at-once", 240), ("requests", 480), ("input", 1024), ("output", 1024)):
     p.add_argument("--" + name, type=int, default=preset)
 p.add_argument("--watch", action="store_true", help="requests of each engine, every second")
 p.add_argument("--engine-arg", action="append", default=[], help="one more argument of the engines")
