@@ -23,6 +23,7 @@ int played_experts(const struct played_product *of)
     p.n_in = of->n_in;
     p.n_out = of->n_out;
     p.rows = of->is_gated ? 2 * of->n_out : of->n_out;
+    p.up = of->is_gated ? of->n_out : 0;
     p.n_tokens = of->n_tokens;
     p.n_used = of->n_used;
     p.n_experts = of->n_experts;
