@@ -11,6 +11,18 @@
 #include "engine/cost.h"
 #include "engine/trial.h"
 
+/* The model of these devices, as cost_init() is told of it. */
+static const struct cache_group steps_groups[] = {{.kind = CACHE_FULL}};
+static const struct cost_shape steps_shape = {.weight_bytes = 15e9,
+                                              .token_flops = 14e9,
+                                              .key_bytes = 131072.0,
+                                              .pair_flops = 524288.0,
+                                              .row_flops = 1e9,
+                                              .tile_tokens = 128,
+                                              .is_gpu = true,
+                                              .groups = steps_groups,
+                                              .n_groups = 1};
+
 /* A device and a model, microseconds. */
 struct steps_device {
     double weights_us; /* reading the weights */

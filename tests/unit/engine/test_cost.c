@@ -11,16 +11,6 @@
 
 #define N_STEPS 4000
 
-static const struct cache_group full[] = {{.kind = CACHE_FULL}};
-static const struct cost_shape shape = {.weight_bytes = 15e9,
-                                        .token_flops = 14e9,
-                                        .key_bytes = 131072.0,
-                                        .pair_flops = 524288.0,
-                                        .row_flops = 1e9,
-                                        .tile_tokens = 128,
-                                        .is_gpu = true,
-                                        .groups = full,
-                                        .n_groups = 1};
 static const struct trial_limits limits = {.max_num_seqs = 256,
                                            .max_num_batched_tokens = 8192,
                                            .max_model_len = 131072};
@@ -98,7 +88,7 @@ static void test_traces(const char *name, const struct steps_device *device)
         struct cost c;
         double fixed, learning;
 
-        cost_init(&c, &shape);
+        cost_init(&c, &steps_shape);
         steps_try(&c, &d, &limits);
         fixed = trace_error(&c, &d, trace, false);
         ok(fixed < 0.10, "%s, %s: after the start, 90%% of steps within %.1f%%", name,
@@ -124,7 +114,7 @@ static void test_guess(void)
     d.key_us *= 40.0;
     d.pair_us *= 40.0;
     d.row_us *= 40.0;
-    cost_init(&c, &shape);
+    cost_init(&c, &steps_shape);
     (void)trace_error(&c, &d, 1, true);
     error = trace_error(&c, &d, 1, false);
     ok(error < 0.10, "from a wrong guess it learns while it serves: within %.1f%%", 100.0 * error);
@@ -139,7 +129,7 @@ static void test_change(void)
     struct cost_step step = {0};
     double before_us, after_us, error;
 
-    cost_init(&c, &shape);
+    cost_init(&c, &steps_shape);
     steps_try(&c, &d, &limits);
     d.weights_us *= 1.5; /* a lower power limit */
     d.token_us *= 1.5;
@@ -162,7 +152,7 @@ static void test_shape(void)
 {
     static const struct cache_group both[] = {{.kind = CACHE_FULL},
                                               {.kind = CACHE_WINDOW, .window = 100}};
-    struct cost_shape halves = shape;
+    struct cost_shape halves = steps_shape;
     struct steps_device d = steps_h200_bf16;
     struct cost c;
     struct cost_step step = {0}, kept;
@@ -183,7 +173,7 @@ static void test_shape(void)
     ok(step.n_tokens == kept.n_tokens && step.n_rows == kept.n_rows &&
            step.n_chunks == kept.n_chunks && fabs(step.prompt_pairs - kept.prompt_pairs) < 1e-6,
        "what was added can be taken away");
-    cost_init(&c, &shape);
+    cost_init(&c, &steps_shape);
     steps_try(&c, &d, &limits);
     for (int i = 0; i < 2000; i++) {
         int before, n;
@@ -216,7 +206,7 @@ static void test_target(void)
     struct cost c;
     double auto_us;
 
-    cost_init(&c, &shape);
+    cost_init(&c, &steps_shape);
     steps_try(&c, &d, &limits);
     c.error = 0.0;
     ok(cost_target_us(&c, 0, 1) <= 0.0, "0: no target");
@@ -226,7 +216,7 @@ static void test_target(void)
     auto_us = cost_target_us(&c, -1, 1);
     ok(fabs(auto_us - 40000.0) < 1.0, "by itself: 40 ms");
     d.weights_us *= 5.0;
-    cost_init(&c, &shape);
+    cost_init(&c, &steps_shape);
     steps_try(&c, &d, &limits);
     c.error = 0.0;
     auto_us = cost_target_us(&c, -1, 1);

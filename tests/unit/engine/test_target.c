@@ -19,16 +19,6 @@
 #define LEN_MAX     65536
 #define N_AT_ONCE   256
 
-static const struct cache_group full[] = {{.kind = CACHE_FULL}};
-static const struct cost_shape shape = {.weight_bytes = 15e9,
-                                        .token_flops = 14e9,
-                                        .key_bytes = 131072.0,
-                                        .pair_flops = 524288.0,
-                                        .row_flops = 1e9,
-                                        .tile_tokens = 128,
-                                        .is_gpu = true,
-                                        .groups = full,
-                                        .n_groups = 1};
 static const struct trial_limits limits = {.max_num_seqs = N_AT_ONCE,
                                            .max_num_batched_tokens = 8192,
                                            .max_model_len = LEN_MAX};
@@ -106,7 +96,7 @@ static void sim_open(struct sim *w, const struct steps_device *device, int targe
                                     .long_prefill_tokens = 4096,
                                     .page_tokens = PAGE_TOKENS,
                                     .n_groups = 1,
-                                    .groups = full,
+                                    .groups = steps_groups,
                                     .cost = &w->cost,
                                     .itl_target_ms = target_ms};
     struct seq_pool_limits of_seqs = {.n_seqs = N_SEQS,
@@ -118,7 +108,7 @@ static void sim_open(struct sim *w, const struct steps_device *device, int targe
     memset(w, 0, sizeof *w);
     w->device = *device;
     w->random = 11;
-    cost_init(&w->cost, &shape);
+    cost_init(&w->cost, &steps_shape);
     steps_try(&w->cost, &w->device, &limits);
     char names[2][WIRE_TENANT_BYTES] = {"a", "b"}; /* tenants 1 and 2; 0 is there */
 
