@@ -435,13 +435,17 @@ class Supervised:
         return self.proc is not None and self.proc.poll() is None
 
     def kill(self, sig=signal.SIGKILL):
-        """Send a signal; the supervisor starts the program again when it has ended. Before its
-        main() no program has blocked SIGTERM: that comes when quire's have."""
-        pid = self.pid
-        if sig == signal.SIGTERM and os.path.basename(self.argv[0]).startswith("quire-"):
-            until(lambda: blocks(pid, sig), 10, 0.001)
-        os.kill(pid, sig)
-        return pid
+        """Send a signal; the supervisor starts the program again when it has ended. One that has
+        ended already is awaited first: on a busy machine the next start takes its time. Before
+        its main() no program has blocked SIGTERM: that comes when quire's have."""
+        while True:
+            assert until(self.alive), "%s is not running" % self.argv[0]
+            pid = self.pid
+            if sig == signal.SIGTERM and os.path.basename(self.argv[0]).startswith("quire-"):
+                until(lambda: blocks(pid, sig), 10, 0.001)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, sig)
+                return pid
 
     def hold(self):
         """Do not start again until release()."""
