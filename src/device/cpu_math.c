@@ -95,6 +95,8 @@ static inline void six_bits(const uint8_t *s, int j, int *scale, int *least)
 #define TILE_ROWS    1
 #define TILE_OUTS    2
 #define TILE_MIX     8
+#define TILE_MIX4    2
+#define TILE_SUMS    8
 #include "device/cpu_tile.h"
 #undef TILE
 #undef TILE_NAME
@@ -102,6 +104,8 @@ static inline void six_bits(const uint8_t *s, int j, int *scale, int *least)
 #undef TILE_ROWS
 #undef TILE_OUTS
 #undef TILE_MIX
+#undef TILE_MIX4
+#undef TILE_SUMS
 
 #undef APART
 #undef WIDE_U8
@@ -126,6 +130,8 @@ static inline void six_bits(const uint8_t *s, int j, int *scale, int *least)
 #define TILE_ROWS  2
 #define TILE_OUTS  3
 #define TILE_MIX   8
+#define TILE_MIX4  2
+#define TILE_SUMS  8
 #include "device/cpu_tile.h"
 #undef TILE
 #undef TILE_NAME
@@ -133,6 +139,8 @@ static inline void six_bits(const uint8_t *s, int j, int *scale, int *least)
 #undef TILE_ROWS
 #undef TILE_OUTS
 #undef TILE_MIX
+#undef TILE_MIX4
+#undef TILE_SUMS
 #pragma GCC pop_options
 
 #undef WIDE_U8
@@ -149,6 +157,8 @@ static inline void six_bits(const uint8_t *s, int j, int *scale, int *least)
 #define TILE_ROWS  4
 #define TILE_OUTS  4
 #define TILE_MIX   4
+#define TILE_MIX4  4
+#define TILE_SUMS  16
 #include "device/cpu_tile.h"
 #pragma GCC pop_options
 #endif

@@ -32,17 +32,25 @@ struct cpu_matmul {
     int out_first, out_last;
 };
 
+/* Queries of attention that keys and values are read for at once, at most. */
+#define CPU_QUERIES 4
+
 struct cpu_math {
     const char *name; /* of the instruction set */
     void (*matmul)(const struct cpu_matmul *m);
     /* out [n][n_in] = rows of m->w from out_first on, as float32, up to out_last. */
     void (*expand)(float *out, const struct cpu_matmul *m);
-    /* scores [n] = scale * keys [n][dim] . q [dim]; returns their maximum. */
-    float (*scores)(float *scores, const float *q, const float *keys, int n, int dim, float scale);
+    /* scores [n_q][row_len], the first n of each row: keys [n][dim] . q [n_q][dim], not scaled. */
+    void (*scores)(float *scores, size_t row_len, const float *const *q, int n_q, const float *keys,
+                   int n, int dim);
+    /* scores [n] *= scale; returns their maximum, -INFINITY of none. */
+    float (*scale)(float *scores, int n, float scale);
     /* scores [n] = exp(scores - top); returns their sum. Writes up to the next multiple of 16. */
     float (*weights)(float *scores, int n, float top);
-    /* out [dim] += sum of weights [n] * values [n][dim]. */
-    void (*mix)(float *out, const float *weights, const float *values, int n, int dim);
+    /* out [n_q][dim] += sum of weights [n_q][row_len], the first n of each row, * values [n][dim].
+     */
+    void (*mix)(float *const *out, int n_q, const float *weights, size_t row_len,
+                const float *values, int n, int dim);
     /* out [n] = silu(gate [n]) * up [n] */
     void (*silu_mul)(float *out, const float *gate, const float *up, int n);
 };

@@ -2,7 +2,7 @@
  *
  * Mixers of the cpu device: attention over pages, its gates, and recurrent states.
  *
- * A task is one token and one kv head, or some channels of one sequence. One thread computes it
+ * A task is some tokens and one kv head, or some channels of one sequence. One thread computes it
  * alone, in an order that depends on its own inputs only (device_cpu.c), so results do not depend
  * on the number of threads. */
 #include "config.h"
@@ -13,6 +13,7 @@
 #include <string.h>
 
 #define CHANNELS_A_TASK 64
+#define ATTN_TOKENS     4 /* of one sequence in a task */
 
 /* --- attention ------------------------------------------------------------------------- */
 
@@ -24,6 +25,13 @@ struct attn_job {
     struct k_tokens tokens; /* with the layer's table */
     int n_heads;
     float scale;
+    size_t row_len; /* of a query's scores in scratch memory */
+};
+
+/* The keys of a task: pages of the sequence, and the head. */
+struct attn_place {
+    const int32_t *pages;
+    int kv_head;
 };
 
 static int cpu_least(int a, int b)
@@ -51,51 +59,128 @@ static float cpu_cap_scores(float *scores, int n, float cap)
     return top;
 }
 
-/* Attention of one token and one kv head: all query heads of its group. Scores and sums go page by
- * page as in ref_attn(); the lanes of the weights' sum begin with the first key that is seen. */
+/* A query of a tile: one head of one token. */
+struct attn_query {
+    const float *q;
+    float *out;
+    int first, end; /* its keys */
+    int head;
+};
+
+/* Add the values of keys first .. end - 1, page by page, to the outputs of n queries, with weights
+ * [n][row_len] that begin with key `from`. */
+static void cpu_attn_mix(const struct attn_job *job, const struct attn_place *at, float *const *out,
+                         int n, const float *weights, int from, int first, int end)
+{
+    const struct k_kv *kv = job->kv;
+    int hd = kv->head_dim, bt = kv->page_tokens;
+    size_t values = (size_t)kv->n_kv_heads * bt * hd;
+
+    for (int i = first, len; i < end; i += len) {
+        len = cpu_least(end - i, bt - i % bt);
+        job->c->math->mix(out, n, weights + (i - from), job->row_len,
+                          cpu_page_keys(kv, at->pages[i / bt], at->kv_head) + values + i % bt * hd,
+                          len, hd);
+    }
+}
+
+/* Attention of n queries whose tokens follow each other, so that nearly all of their keys are the
+ * same: keys and values are read once for all of them. scores: [n][row_len]. What is computed for a
+ * query does not depend on the others: scores and sums go key by key as in ref_attn(), and the
+ * lanes of the weights' sum begin with the first key that it sees. */
+static void cpu_attn_tile(const struct attn_job *job, const struct attn_place *at,
+                          const struct attn_query *queries, int n, float *scores)
+{
+    const struct k_kv *kv = job->kv;
+    const struct cpu_math *math = job->c->math;
+    int hd = kv->head_dim, bt = kv->page_tokens;
+    int from = queries[0].first, all_from = queries[n - 1].first, all_to = queries[0].end;
+    const float *q[CPU_QUERIES];
+    float *out[CPU_QUERIES], sums[CPU_QUERIES];
+
+    for (int j = 0; j < n; j++) {
+        q[j] = queries[j].q;
+        out[j] = queries[j].out;
+        memset(out[j], 0, (size_t)hd * sizeof *out[j]);
+    }
+    /* First loop: scores of all keys, and the largest, which keeps exp() in range. */
+    for (int i = from, len; i < queries[n - 1].end; i += len) {
+        len = cpu_least(queries[n - 1].end - i, bt - i % bt);
+        math->scores(scores + (i - from), job->row_len, q, n,
+                     cpu_page_keys(kv, at->pages[i / bt], at->kv_head) + i % bt * hd, len, hd);
+    }
+    for (int j = 0; j < n; j++) {
+        float *own = scores + (size_t)j * job->row_len + (queries[j].first - from);
+        int len = queries[j].end - queries[j].first;
+        float sink = kv->sinks != NULL ? kv->sinks[queries[j].head] : -INFINITY;
+        float top = fmaxf(sink, math->scale(own, len, job->scale));
+
+        if (kv->cap > 0.0f)
+            top = fmaxf(sink, cpu_cap_scores(own, len, kv->cap));
+        sums[j] = math->weights(own, len, top);
+        if (kv->sinks != NULL)
+            sums[j] += expf(sink - top);
+    }
+    /* Second loop: values, weighted by the scores: those that some see, that all see, that some
+     * see. */
+    if (all_from > all_to)
+        all_from = all_to;
+    for (int j = 0; j < n; j++)
+        cpu_attn_mix(job, at, out + j, 1, scores + (size_t)j * job->row_len, from, queries[j].first,
+                     all_from);
+    cpu_attn_mix(job, at, out, n, scores, from, all_from, all_to);
+    for (int j = 0; j < n; j++) {
+        int begin = queries[j].first > all_to ? queries[j].first : all_to;
+
+        cpu_attn_mix(job, at, out + j, 1, scores + (size_t)j * job->row_len, from, begin,
+                     queries[j].end);
+        for (int e = 0; e < hd; e++)
+            out[j][e] /= sums[j];
+    }
+}
+
+/* A task is one kv head, with all query heads of its group, of a block of tokens. */
 static void cpu_attn_task(void *arg, int task, int worker)
 {
     const struct attn_job *job = arg;
     const struct k_kv *kv = job->kv;
     const struct k_tokens *tokens = &job->tokens;
-    const struct cpu_math *math = job->c->math;
-    int n_heads = job->n_heads, hd = kv->head_dim, bt = kv->page_tokens;
-    int token = task / kv->n_kv_heads, kv_head = task % kv->n_kv_heads;
-    int group = n_heads / kv->n_kv_heads, n_keys = tokens->pos[token] + 1;
-    int first = 0;
-    const int32_t *pages = tokens->page_ids + (size_t)tokens->seq[token] * tokens->pages_max;
-    size_t values = (size_t)kv->n_kv_heads * bt * hd;
+    int n_heads = job->n_heads, hd = kv->head_dim, group = n_heads / kv->n_kv_heads;
+    int token = job->c->attn_blocks[task / kv->n_kv_heads], seq = tokens->seq[token];
+    int n_tokens = cpu_least(tokens->seq_start[seq + 1] - token, ATTN_TOKENS);
+    struct attn_place at = {.pages = tokens->page_ids + (size_t)seq * tokens->pages_max,
+                            .kv_head = task % kv->n_kv_heads};
     float *scores = job->c->scratch + (size_t)worker * job->c->scratch_len;
+    struct attn_query queries[CPU_QUERIES];
+    int n = 0;
 
-    if (kv->window > 0 && n_keys > kv->window)
-        first = n_keys - kv->window;
-    for (int head = kv_head * group; head < (kv_head + 1) * group; head++) {
-        const float *q = job->qkv + ((size_t)token * k_qkv_heads(kv, n_heads) + head) * hd;
-        float *out = job->out + ((size_t)token * n_heads + head) * hd;
-        float sink = kv->sinks != NULL ? kv->sinks[head] : -INFINITY, top = sink, sum;
+    for (int i = 0; i < n_tokens * group; i++) {
+        int t = token + i / group, head = at.kv_head * group + i % group;
+        int end = tokens->pos[t] + 1;
 
-        for (int i = first, n; i < n_keys; i += n) {
-            n = cpu_least(n_keys - i, bt - i % bt);
-            /* First loop: scores of all keys, and the largest, which keeps exp() in range. */
-            top = fmaxf(top, math->scores(scores + i - first, q,
-                                          cpu_page_keys(kv, pages[i / bt], kv_head) + i % bt * hd,
-                                          n, hd, job->scale));
+        queries[n++] =
+            (struct attn_query){.q = job->qkv + ((size_t)t * k_qkv_heads(kv, n_heads) + head) * hd,
+                                .out = job->out + ((size_t)t * n_heads + head) * hd,
+                                .first = kv->window > 0 && end > kv->window ? end - kv->window : 0,
+                                .end = end,
+                                .head = head};
+        if (n == CPU_QUERIES || i + 1 == n_tokens * group) {
+            cpu_attn_tile(job, &at, queries, n, scores);
+            n = 0;
         }
-        if (kv->cap > 0.0f)
-            top = fmaxf(sink, cpu_cap_scores(scores, n_keys - first, kv->cap));
-        sum = math->weights(scores, n_keys - first, top);
-        if (kv->sinks != NULL)
-            sum += expf(sink - top);
-        memset(out, 0, (size_t)hd * sizeof *out);
-        for (int i = first, n; i < n_keys; i += n) {
-            n = cpu_least(n_keys - i, bt - i % bt);
-            /* Second loop: values, weighted by the scores. */
-            math->mix(out, scores + i - first,
-                      cpu_page_keys(kv, pages[i / bt], kv_head) + values + i % bt * hd, n, hd);
-        }
-        for (int e = 0; e < hd; e++)
-            out[e] /= sum;
     }
+}
+
+/* Divides the tokens of each sequence into blocks. Returns their number. */
+static int cpu_attn_divide(int *blocks, const struct k_tokens *tokens)
+{
+    int n = 0;
+
+    for (int s = 0; s < tokens->n_seqs; s++) {
+        for (int t = tokens->seq_start[s]; t < tokens->seq_start[s + 1]; t += ATTN_TOKENS)
+            blocks[n++] = t;
+    }
+    return n;
 }
 
 /* Little work is done by the caller alone, because waking threads costs more than it saves. */
@@ -110,8 +195,9 @@ void cpu_attn(struct device *d, void *out, const void *qkv, const struct k_kv *k
                            .kv = kv,
                            .tokens = k_tokens_of(tokens, kv->group),
                            .n_heads = n_heads,
-                           .scale = scale};
-    int n_tasks = tokens->n_tokens * kv->n_kv_heads;
+                           .scale = scale,
+                           .row_len = cpu->scratch_len / CPU_QUERIES};
+    int n_tasks = cpu_attn_divide(cpu->attn_blocks, tokens) * kv->n_kv_heads;
     size_t work = 0;
 
     (void)to; /* all is float32 */

@@ -3,8 +3,9 @@
  * Inner loops for one instruction set; included by cpu_math.c only, once per set.
  *
  * TILE(name) makes the names of this inclusion. WIDTH floats fill a register, so LANES (16) floats
- * are PARTS registers. TILE_ROWS x TILE_OUTS sums of LANES lanes are kept in registers, and
- * TILE_MIX registers of an output. The last arguments of INLINED functions are constants. No vector
+ * are PARTS registers. TILE_ROWS x TILE_OUTS sums of LANES lanes are kept in registers. Attention
+ * keeps TILE_SUMS sums of WIDTH lanes of up to CPU_QUERIES queries, TILE_MIX registers of one
+ * output, or TILE_MIX4 of each of four. The last arguments of INLINED functions are constants. No vector
  * is wider than a register, because GCC splits wider ones through memory, which is several times
  * slower. */
 
@@ -35,8 +36,10 @@ typedef struct {
 #define matmul_as    TILE(matmul_as)
 #define expand_as    TILE(expand_as)
 #define dots         TILE(dots)
+#define scores_of    TILE(scores_of)
 #define exp_part     TILE(exp_part)
 #define mix_some     TILE(mix_some)
+#define mix_of       TILE(mix_of)
 
 /* --- sums over lanes ------------------------------------------------------------------------- */
 
@@ -313,36 +316,85 @@ static void TILE(expand)(float *out, const struct cpu_matmul *m)
 
 /* --- attention ------------------------------------------------------------------------------- */
 
-/* The scores of n_keys keys (a constant), not scaled yet. */
-INLINED void dots(float *scores, const float *q, const float *keys, int dim, const int n_keys)
+/* The scores of n_keys keys for each of n_q queries (constants), not scaled yet. Each element of a
+ * register is loaded once for all of its products. A lane's sum depends on its query and its key
+ * alone, so scores have the same bits whatever the tile. */
+INLINED void dots(float *scores, size_t row_len, const float *const *q, const float *keys, int dim,
+                  const int n_q, const int n_keys)
 {
-    lanes sum[4] = {0};
-    int d = 0;
+    lanes sum[TILE_SUMS];
+    int whole = dim / LANES * LANES;
 
-    for (; d + LANES <= dim; d += LANES) {
-        for (int p = 0; p < PARTS; p++) {
-            part a = *(const part_at *)(q + d + p * WIDTH);
+    for (int p = 0; p < PARTS; p++) {
+        part own[TILE_SUMS] = {{0}};
 
-            for (int i = 0; i < n_keys; i++)
-                sum[i].of[p] += a * *(const part_at *)(keys + (size_t)i * dim + d + p * WIDTH);
+        for (int d = p * WIDTH; d < whole; d += LANES) {
+            part a[CPU_QUERIES];
+
+            for (int j = 0; j < n_q; j++)
+                a[j] = *(const part_at *)(q[j] + d);
+            for (int i = 0; i < n_keys; i++) {
+                part k = *(const part_at *)(keys + (size_t)i * dim + d);
+
+                for (int j = 0; j < n_q; j++)
+                    own[j * n_keys + i] += a[j] * k;
+            }
         }
+        for (int i = 0; i < n_q * n_keys; i++)
+            sum[i].of[p] = own[i];
     }
-    for (int i = 0; d < dim && i < n_keys; i++)
-        add_rest(&sum[i], q + d, keys + (size_t)i * dim + d, dim - d);
-    fold_all(scores, sum, n_keys);
+    for (int i = 0; whole < dim && i < n_q * n_keys; i++)
+        add_rest(&sum[i], q[i / n_keys] + whole, keys + (size_t)(i % n_keys) * dim + whole,
+                 dim - whole);
+    for (int j = 0; j < n_q; j++)
+        fold_all(scores + (size_t)j * row_len, sum + j * n_keys, n_keys);
 }
 
-static float TILE(scores)(float *scores, const float *q, const float *keys, int n, int dim,
-                          float scale)
+/* n_q is a constant: fewer queries take more keys, so that all sums of a tile are in use. */
+INLINED void scores_of(float *scores, size_t row_len, const float *const *q, const float *keys,
+                       int n, int dim, const int n_q)
+{
+    const int keys_a_tile = TILE_SUMS / n_q < 8 ? TILE_SUMS / n_q : 8;
+    int i = 0;
+
+    for (; i + keys_a_tile <= n; i += keys_a_tile)
+        dots(scores + i, row_len, q, keys + (size_t)i * dim, dim, n_q, keys_a_tile);
+    for (; i < n; i++)
+        dots(scores + i, row_len, q, keys + (size_t)i * dim, dim, n_q, 1);
+}
+
+static void TILE(scores)(float *scores, size_t row_len, const float *const *q, int n_q,
+                         const float *keys, int n, int dim)
+{
+    int j = 0;
+
+    for (; j + 4 <= n_q; j += 4)
+        scores_of(scores + (size_t)j * row_len, row_len, q + j, keys, n, dim, 4);
+    for (; j + 2 <= n_q; j += 2)
+        scores_of(scores + (size_t)j * row_len, row_len, q + j, keys, n, dim, 2);
+    if (j < n_q)
+        scores_of(scores + (size_t)j * row_len, row_len, q + j, keys, n, dim, 1);
+}
+
+static float TILE(scale)(float *scores, int n, float scale)
 {
     float top = -INFINITY;
     int i = 0;
 
-    for (; i + 4 <= n; i += 4)
-        dots(scores + i, q, keys + (size_t)i * dim, dim, 4);
-    for (; i < n; i++)
-        dots(scores + i, q, keys + (size_t)i * dim, dim, 1);
-    for (i = 0; i < n; i++) {
+    if (n >= WIDTH) {
+        part tops = (part){0} - INFINITY;
+
+        for (; i + WIDTH <= n; i += WIDTH) {
+            part x = *(const part_at *)(scores + i) * scale;
+            part_int larger = x > tops;
+
+            *(part_at *)(scores + i) = x;
+            tops = (part)(((part_int)x & larger) | ((part_int)tops & ~larger));
+        }
+        for (int e = 0; e < WIDTH; e++)
+            top = tops[e] > top ? tops[e] : top;
+    }
+    for (; i < n; i++) {
         scores[i] *= scale;
         top = scores[i] > top ? scores[i] : top;
     }
@@ -391,37 +443,60 @@ static float TILE(weights)(float *scores, int n, float top)
     return fold(&sum);
 }
 
-/* Add weighted values to `registers` registers of out (a constant). */
-INLINED void mix_some(float *out, const float *weights, const float *values, int n, int dim,
-                      const int registers)
+/* Add weighted values to `registers` registers of each of n_q outputs, d elements from their starts
+ * (constants but d). */
+INLINED void mix_some(float *const *out, const float *weights, size_t row_len, const float *values,
+                      int n, int dim, int d, const int n_q, const int registers)
 {
-    part sum[TILE_MIX];
+    part sum[CPU_QUERIES * TILE_MIX];
 
-    for (int j = 0; j < registers; j++)
-        sum[j] = *(const part_at *)(out + j * WIDTH);
-    for (int i = 0; i < n; i++, values += dim) {
-        for (int j = 0; j < registers; j++)
-            sum[j] += weights[i] * *(const part_at *)(values + j * WIDTH);
+    for (int j = 0; j < n_q; j++) {
+        for (int r = 0; r < registers; r++)
+            sum[j * registers + r] = *(const part_at *)(out[j] + d + r * WIDTH);
     }
-    for (int j = 0; j < registers; j++)
-        *(part_at *)(out + j * WIDTH) = sum[j];
+    for (int i = 0; i < n; i++) {
+        part value[TILE_MIX];
+
+        for (int r = 0; r < registers; r++)
+            value[r] = *(const part_at *)(values + (size_t)i * dim + d + r * WIDTH);
+        for (int j = 0; j < n_q; j++) {
+            for (int r = 0; r < registers; r++)
+                sum[j * registers + r] += weights[(size_t)j * row_len + i] * value[r];
+        }
+    }
+    for (int j = 0; j < n_q; j++) {
+        for (int r = 0; r < registers; r++)
+            *(part_at *)(out[j] + d + r * WIDTH) = sum[j * registers + r];
+    }
 }
 
-static void TILE(mix)(float *out, const float *weights, const float *values, int n, int dim)
+/* n_q and registers are constants. */
+INLINED void mix_of(float *const *out, const float *weights, size_t row_len, const float *values,
+                    int n, int dim, const int n_q, const int registers)
 {
     int d = 0;
 
-    for (; d + TILE_MIX * WIDTH <= dim; d += TILE_MIX * WIDTH)
-        mix_some(out + d, weights, values + d, n, dim, TILE_MIX);
+    for (; d + registers * WIDTH <= dim; d += registers * WIDTH)
+        mix_some(out, weights, row_len, values, n, dim, d, n_q, registers);
     for (; d + WIDTH <= dim; d += WIDTH)
-        mix_some(out + d, weights, values + d, n, dim, 1);
+        mix_some(out, weights, row_len, values, n, dim, d, n_q, 1);
     for (; d < dim; d++) {
-        float sum = out[d];
-
-        for (int i = 0; i < n; i++)
-            sum += weights[i] * values[(size_t)i * dim + d];
-        out[d] = sum;
+        for (int j = 0; j < n_q; j++) {
+            for (int i = 0; i < n; i++)
+                out[j][d] += weights[(size_t)j * row_len + i] * values[(size_t)i * dim + d];
+        }
     }
+}
+
+static void TILE(mix)(float *const *out, int n_q, const float *weights, size_t row_len,
+                      const float *values, int n, int dim)
+{
+    int j = 0;
+
+    for (; j + 4 <= n_q; j += 4)
+        mix_of(out + j, weights + (size_t)j * row_len, row_len, values, n, dim, 4, TILE_MIX4);
+    for (; j < n_q; j++)
+        mix_of(out + j, weights + (size_t)j * row_len, row_len, values, n, dim, 1, TILE_MIX);
 }
 
 /* --- the activation -------------------------------------------------------------------------- */
@@ -443,6 +518,7 @@ static const struct cpu_math TILE(math) = {
     .matmul = TILE(matmul),
     .expand = TILE(expand),
     .scores = TILE(scores),
+    .scale = TILE(scale),
     .weights = TILE(weights),
     .mix = TILE(mix),
     .silu_mul = TILE(silu_mul),
@@ -465,5 +541,7 @@ static const struct cpu_math TILE(math) = {
 #undef matmul_as
 #undef expand_as
 #undef dots
+#undef scores_of
 #undef exp_part
 #undef mix_some
+#undef mix_of

@@ -477,24 +477,27 @@ static int cpu_widest(const struct device_limits *limits)
     return widest;
 }
 
-/* Scratch memory of a thread holds the scores of one head or the logits of one row, rounded up
- * because cpu_math writes whole lanes. */
+/* Scratch memory of a thread holds the scores of a tile of queries, in rows that are rounded up
+ * because cpu_math writes whole lanes, or the logits of one row. */
 static int cpu_reserve(struct device *d, const struct device_limits *limits)
 {
     struct cpu *cpu = cpu_of(d);
-    size_t len = (size_t)(limits->len_max > limits->n_vocab ? limits->len_max : limits->n_vocab);
+    size_t row_len = ((size_t)limits->len_max + 31) / 16 * 16, n_vocab = (size_t)limits->n_vocab;
     size_t width = (size_t)pool_width(cpu->pool);
 
     must(limits->n_tokens >= 1 && limits->n_seqs >= 1);
     d->limits = *limits;
-    cpu->scratch_len = (len + 31) / 16 * 16;
+    cpu->scratch_len = CPU_QUERIES * row_len > n_vocab ? CPU_QUERIES * row_len : n_vocab;
+    cpu->scratch_len = (cpu->scratch_len + 63) / 64 * 64;
     cpu->scratch = cpu_alloc(d, width * cpu->scratch_len * sizeof *cpu->scratch);
     cpu->wide_cols = cpu_widest(limits);
     cpu->wide_len = (size_t)OUTS_A_TASK * (size_t)cpu->wide_cols;
     cpu->wide = cpu_alloc(d, width * cpu->wide_len * sizeof *cpu->wide);
     cpu->counts = cpu_alloc(d, width * (size_t)limits->n_vocab * sizeof *cpu->counts);
     cpu->token_ids = cpu_alloc(d, (size_t)limits->n_tokens * sizeof *cpu->token_ids);
-    if (cpu->scratch == NULL || cpu->wide == NULL || cpu->counts == NULL || cpu->token_ids == NULL)
+    cpu->attn_blocks = cpu_alloc(d, (size_t)limits->n_tokens * sizeof *cpu->attn_blocks);
+    if (cpu->scratch == NULL || cpu->wide == NULL || cpu->counts == NULL ||
+        cpu->token_ids == NULL || cpu->attn_blocks == NULL)
         return ERR_NO_MEMORY;
     if (limits->n_experts > 0 && cpu_reserve_experts(d) != ERR_OK)
         return ERR_NO_MEMORY;

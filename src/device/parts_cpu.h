@@ -37,6 +37,8 @@ struct cpu {
     int wide_cols;                  /* longest row for which it has room */
     int32_t *token_ids;             /* int32 [n_tokens]: ids of the step, with negative ones
                                      * resolved */
+    int32_t *attn_blocks;           /* int32 [n_tokens]: the first token of each block of an
+                                     * attention's tasks */
     int32_t *ids[DEVICE_STEPS_MAX]; /* int32 [n_seqs]: sampled, by step */
     int n_rows[DEVICE_STEPS_MAX];
     struct k_logprob_row *logprobs[DEVICE_STEPS_MAX]; /* [n_seqs], of the step's extras */

@@ -142,35 +142,80 @@ static void check_types(const struct cpu_math *m)
     check_type(m, K_Q8_0, 32);
 }
 
-/* Attention's loops over keys and values, as float64 has them. */
-static void check_keys(const struct cpu_math *m)
+/* The score of a query and a key, and the sum of weighted values of an element, in float64. */
+static double dot_of(const float *q, const float *key, int dim)
 {
-    enum { KEYS = 5, DIM = 108 }; /* four and one; 64, 32, 8 and 4 */
-    float *q = random_floats(DIM), *keys = random_floats(KEYS * DIM), scores[16], out[DIM] = {0};
-    float top = m->scores(scores, q, keys, KEYS, DIM, 0.5f);
-    double worst = 0.0, largest = -1e30;
+    double dot = 0.0;
 
-    for (int i = 0; i < KEYS; i++) {
-        double dot = 0.0;
+    for (int e = 0; e < dim; e++)
+        dot += (double)q[e] * (double)key[e];
+    return dot;
+}
 
-        for (int e = 0; e < DIM; e++)
-            dot += (double)q[e] * (double)keys[i * DIM + e];
-        worst = fmax(worst, fabs(0.5 * dot - (double)scores[i]));
-        largest = fmax(largest, (double)scores[i]);
+static double sum_of(const float *weights, const float *values, int n, int dim, int e)
+{
+    double sum = 0.0;
+
+    for (int i = 0; i < n; i++)
+        sum += (double)weights[i] * (double)values[i * dim + e];
+    return sum;
+}
+
+/* Attention's loops over keys and values, as float64 has them; and a query in any tile has the bits
+ * of a query alone. */
+static void check_keys(const struct cpu_math *m, int n_q, int n_keys, int dim)
+{
+    enum { ROW = 48, DIM_MAX = 128 };
+    float *queries = random_floats((size_t)n_q * (size_t)dim);
+    float *keys = random_floats((size_t)n_keys * (size_t)dim);
+    float scores[CPU_QUERIES * ROW], out[CPU_QUERIES][DIM_MAX] = {{0}}, alone[ROW];
+    const float *q[CPU_QUERIES];
+    float *outs[CPU_QUERIES], alone_out[DIM_MAX];
+    double worst = 0.0, worst_mix = 0.0;
+    bool same = true;
+
+    for (int j = 0; j < n_q; j++) {
+        q[j] = queries + j * dim;
+        outs[j] = out[j];
     }
-    ok(worst < 1e-5 && (double)top >= largest && (double)top <= largest, "%s: scores within %.1e",
-       m->name, worst);
-    m->mix(out, scores, keys, KEYS, DIM);
-    worst = 0.0;
-    for (int e = 0; e < DIM; e++) {
-        double sum = 0.0;
+    m->scores(scores, ROW, q, n_q, keys, n_keys, dim);
+    m->mix(outs, n_q, scores, ROW, keys, n_keys, dim);
+    for (int j = 0; j < n_q; j++) {
+        float *to = alone_out;
 
-        for (int i = 0; i < KEYS; i++)
-            sum += (double)scores[i] * (double)keys[i * DIM + e];
-        worst = fmax(worst, fabs(sum - (double)out[e]));
+        memset(alone_out, 0, sizeof alone_out);
+        m->scores(alone, ROW, q + j, 1, keys, n_keys, dim);
+        m->mix(&to, 1, alone, ROW, keys, n_keys, dim);
+        same &= memcmp(alone, scores + j * ROW, (size_t)n_keys * sizeof *alone) == 0;
+        same &= memcmp(alone_out, out[j], (size_t)dim * sizeof *alone_out) == 0;
+        for (int i = 0; i < n_keys; i++)
+            worst = fmax(worst, fabs(dot_of(q[j], keys + i * dim, dim) - (double)alone[i]));
+        for (int e = 0; e < dim; e++)
+            worst_mix =
+                fmax(worst_mix, fabs(sum_of(alone, keys, n_keys, dim, e) - (double)out[j][e]));
     }
-    ok(worst < 1e-5, "%s: mix within %.1e", m->name, worst);
-    free(q), free(keys);
+    ok(worst < 1e-5 && worst_mix < 1e-4 && same,
+       "%s: %d queries, %d keys of %d: scores within %.1e, mix within %.1e", m->name, n_q, n_keys,
+       dim, worst, worst_mix);
+    free(queries), free(keys);
+}
+
+/* A product by a scale, and the largest of them wherever it is. */
+static void check_scale(const struct cpu_math *m)
+{
+    bool right = true;
+
+    for (int n = 1; n <= 40; n++) {
+        for (int at = 0; at < n; at++) {
+            float scores[40];
+
+            for (int i = 0; i < n; i++)
+                scores[i] = i == at ? -1.0f : -2.0f - (float)i;
+            right &= m->scale(scores, n, 0.5f) + 0.5f == 0.0f;
+            right &= scores[at] + 0.5f == 0.0f && (n < 2 || at == 0 || scores[0] + 1.0f == 0.0f);
+        }
+    }
+    ok(right && isinf(m->scale(NULL, 0, 0.5f)), "%s: scaled, and the largest", m->name);
 }
 
 static void check_softmax(const struct cpu_math *m)
@@ -260,7 +305,13 @@ int main(void)
     for (int i = 0; cpu_math_at(i) != NULL; i++) {
         check_set(cpu_math_at(i));
         check_types(cpu_math_at(i));
-        check_keys(cpu_math_at(i));
+        for (int n_q = 1; n_q <= CPU_QUERIES; n_q++) {
+            check_keys(cpu_math_at(i), n_q, 33, 64);
+            check_keys(cpu_math_at(i), n_q, 19, 108);
+            check_keys(cpu_math_at(i), n_q, 5, 2);
+            check_keys(cpu_math_at(i), n_q, 1, 128);
+        }
+        check_scale(cpu_math_at(i));
         check_softmax(cpu_math_at(i));
     }
     device_close(d);
