@@ -5,9 +5,9 @@
  * TILE(name) makes the names of this inclusion. WIDTH floats fill a register, so LANES (16) floats
  * are PARTS registers. TILE_ROWS x TILE_OUTS sums of LANES lanes are kept in registers. Attention
  * keeps TILE_SUMS sums of WIDTH lanes of up to CPU_QUERIES queries, TILE_MIX registers of one
- * output, or TILE_MIX4 of each of four. The last arguments of INLINED functions are constants. No vector
- * is wider than a register, because GCC splits wider ones through memory, which is several times
- * slower. */
+ * output, or TILE_MIX4 of each of four. The last arguments of INLINED functions are constants. No
+ * vector is wider than a register, because GCC splits wider ones through memory, which is several
+ * times slower. */
 
 #define PARTS (LANES / WIDTH)
 

@@ -38,6 +38,10 @@ GOLDEN = os.path.join(SRCDIR, "tests", "golden", "demo")
 MODEL_NAME = "demo"
 STORY = " ".join("The %s fox carried lantern number %d over the old bridge." % (a, i)
                  for i, a in enumerate(["clever", "quiet", "small", "brave"] * 3))
+# Lengths and counts of a thorough run, `tools/check --long`, or of one of minutes.
+LONG = os.environ.get("QUIRE_TEST_LONG") == "1"
+# Tests run beside each other: two threads of an engine would wait for each other more than work.
+CPU_THREADS = "2" if LONG else "1"
 WAIT_S = 30  # for anything that should come at once; a loaded machine may take long
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -532,7 +536,7 @@ class Stack:
             common += ["--data-parallel-size", str(n_engines)]
         # A number of pages, not a share of the GPU: several tests may run on it.
         self.engine_argv = [os.path.join(programs, "quire-engine")] + common + \
-            ["--device", DEVICE, "--kernels", KERNELS, "--cpu-threads", "2"] + \
+            ["--device", DEVICE, "--kernels", KERNELS, "--cpu-threads", CPU_THREADS] + \
             (["--num-pages", "8192"] if DEVICE == "cuda" and not own_gpus else []) + [str(a) for a in engine]
         self.host_is_ours = bool(host) and host_file is None
         self.host_file = host_file or (os.path.join(

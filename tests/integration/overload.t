@@ -30,7 +30,7 @@ import sys
 import threading
 import time
 
-from harness import DEVICE, Stack, Tap, cpu_seconds, crowd, key, need_nginx, until
+from harness import DEVICE, LONG, Stack, Tap, cpu_seconds, crowd, key, need_nginx, until
 
 
 def ask_again_and_again(path, seconds):
@@ -68,6 +68,7 @@ if len(sys.argv) == 4 and sys.argv[1] == "ask":
 need_nginx()
 tap = Tap()
 PATH = "/v1/completions"
+OVER_S = 7 if LONG else 4  # how long the load of ten times capacity is watched
 SEATS, QUEUE = 4, 8  # of the server under load: so many run, so many wait
 N_TOKENS = 80
 N_SHORT = 16
@@ -177,7 +178,7 @@ with tap.section("ten times capacity"), \
         Stack(engine=["--max-num-seqs", SEATS, "--max-num-queued-reqs", QUEUE,
                       "--num-pages", 400]) as s:
     load = Load(s, "full", SEATS + QUEUE).start()
-    full = measure(s, load, 4)
+    full = measure(s, load, 4 if LONG else 2)
     load.end()
     n_refused = len(load.refused)
     if full["rate"] > MOST_RATE:
@@ -196,11 +197,11 @@ with tap.section("ten times capacity"), \
     load = Load(s, "over", int(max(60, full["rate"] * 10 * 0.3 + 2 * (SEATS + QUEUE)))).start()
     until(lambda: len(load.served) > 2 * SEATS, 30, 0.05)
     kib = {name: memory_kib(pid) for name, pid in pids.items()}
-    askers = Askers(s, 3, 7)
+    askers = Askers(s, 3, OVER_S)
     cpu = sum(cpu_seconds(f.pid) for f in s.fronts)
     n_asked = load.n_asked
-    over = measure(s, load, 7)
-    n_asked = (load.n_asked - n_asked) / 7
+    over = measure(s, load, OVER_S)
+    n_asked = (load.n_asked - n_asked) / OVER_S
     grown = {name: memory_kib(pid) - kib[name] for name, pid in pids.items()}
     cpu = sum(cpu_seconds(f.pid) for f in s.fronts) - cpu
     refusals, plain = askers.end()
@@ -349,7 +350,7 @@ with tap.section("answers of several choices"), \
                for w, n in ((ask_many, 4), (ask_one, 12)) for i in range(n)]
     for t in threads:
         t.start()
-    time.sleep(8)
+    time.sleep(8 if LONG else 4)
     stop.set()
     for t in threads:
         t.join(60)

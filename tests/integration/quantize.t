@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 
-from harness import BUILDDIR, MODEL, MODEL_NAME, SRCDIR, Stack, Tap, need_nginx
+from harness import BUILDDIR, LONG, MODEL, MODEL_NAME, SRCDIR, Stack, Tap, need_nginx
 
 sys.path.insert(0, os.path.join(SRCDIR, "tools", "demo-model"))
 import generate  # noqa: E402: by that path
@@ -59,7 +59,7 @@ def questions(n):
     return out, text
 
 
-asked, text = questions(4 * len(generate.EVALUATED))
+asked, text = questions((4 if LONG else 2) * len(generate.EVALUATED))
 rng = random.Random(7)
 TEXT, PART = os.path.join(DIR, "text"), os.path.join(DIR, "part")
 QUESTIONS = os.path.join(DIR, "questions.jsonl")
@@ -159,7 +159,9 @@ for kind, least in KINDS.items():
     tap.ok(all(0 < float(e) < 0.12 for _, e in lines), "that is small", lines)
     told = re.findall(r"perplexity \w+: (\S+) ", said)
     after, kept = perplexity(out), answers(out)
-    tap.note("perplexity %.4f, chosen %.3f, answered %.3f" % (after, score(out), kept))
+    tap.note("perplexity %.4f, answered %.3f" % (after, kept))
+    if LONG:
+        tap.note("chosen %.3f" % score(out))
     tap.ok(len(told) == 2 and abs(float(told[1]) - perplexity(out, text=PART)) < 1e-3,
            "its perplexity is told", said)
     tap.ok(after < before * 1.06, "and hardly more than before", (before, after))
@@ -249,8 +251,8 @@ tap.section("families")
 # What is written of any family is read: routers of all names stay as they are.
 FAMILIES = os.path.join(SRCDIR, "tests", "golden", "families")
 n_written = 0
-for family in sorted(os.listdir(FAMILIES)):
-    for kind in ("int8", "int4"):
+for i, family in enumerate(sorted(os.listdir(FAMILIES))):
+    for kind in ("int8", "int4") if LONG else (("int8", "int4")[i % 2],):
         out = os.path.join(DIR, "family")
         shutil.rmtree(out, ignore_errors=True)
         rc, said, err = run("quantize", os.path.join(FAMILIES, family), "--to", kind, "--out", out,
@@ -264,7 +266,7 @@ for family in sorted(os.listdir(FAMILIES)):
                             1, "--input-len", 4, "--output-len", 2, "--num-pages", 2000,
                             "--max-model-len", 64)
         tap.ok(rc == 0, "%s in %s: written and read" % (family, kind), err)
-tap.ok(n_written > 40, "most families have matrices that divide", n_written)
+tap.ok(n_written > (40 if LONG else 20), "most families have matrices that divide", n_written)
 for family, gates in (("qwen3.5", ("in_proj_a", "in_proj_b")), ("qwen3-next", ("in_proj_ba",))):
     out = os.path.join(DIR, "gates-" + family)
     rc, said, err = run("quantize", os.path.join(FAMILIES, family), "--to", "int8", "--out", out)

@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 
-from harness import BUILDDIR, DEVICE, MODEL, Stack, Tap, crowd, golden, need_nginx, until
+from harness import BUILDDIR, DEVICE, LONG, MODEL, Stack, Tap, crowd, golden, need_nginx, until
 
 need_nginx()
 tap = Tap()
@@ -26,7 +26,7 @@ def same(got, want):
     return {i: t[:cut] for i, t in got.items()} == {i: t[:cut] for i, t in want.items()}
 
 
-LONG = 300 if DEVICE == "cpu" else 1500  # a GPU says 300 tokens before anybody can kill it
+LENGTH = 300 if DEVICE == "cpu" else 1500  # a GPU says 300 tokens before anybody can kill it
 long_prompt = "Remember this. " + " ".join("Item %d is a lantern." % i for i in range(60))
 
 
@@ -54,7 +54,7 @@ def mid_stream(s, bodies, act, after_events=8, timeout_s=90):
 
 
 with tap.section("front killed"), Stack(engine=["--max-lanes", 4]) as s:
-    bodies = [s.chat("Count from 1 to 100.", max_tokens=LONG + 100, ignore_eos=True, seed=i, **usage)
+    bodies = [s.chat("Count from 1 to 100.", max_tokens=LENGTH + 100, ignore_eos=True, seed=i, **usage)
               for i in range(12)]
     want = s.stream(chat, bodies[0])
     front_pids = [f.pid for f in s.fronts]
@@ -94,7 +94,8 @@ with tap.section("an engine that takes more"), Stack(engine=["--max-model-len", 
     s.engine.argv[s.engine.argv.index("--max-model-len") + 1] = "2048"
     s.engine.hold()
     s.engine.kill()
-    until(lambda: s.get("/health").status != 200, 5)
+    # Both fronts must have noticed; a request comes to either.
+    until(lambda: all(s.get("/health").status != 200 for _ in range(8)))
     threading.Timer(0.3, s.engine.release).start()
     r = s.post("/v1/completions", much)
     tap.eq(r.status, 200, "while the engine is gone it waits, and the next one takes it")
@@ -107,9 +108,9 @@ with tap.section("engine killed"), Stack(store=True) as s:
         """Wait until the page store has n pages."""
         return until(lambda: s.metric("quire:store_pages_written_total") >= n, 20)
 
-    bodies = [s.chat("Count from 1 to %d." % (90 + i), max_tokens=LONG + i, ignore_eos=True,
+    bodies = [s.chat("Count from 1 to %d." % (90 + i), max_tokens=LENGTH + i, ignore_eos=True,
                      **usage) for i in range(8)]
-    bodies += [s.chat("Tell me a long story.", max_tokens=LONG, ignore_eos=True, temperature=1,
+    bodies += [s.chat("Tell me a long story.", max_tokens=LENGTH, ignore_eos=True, temperature=1,
                       seed=77 + i, **usage) for i in range(8)]
     want = crowd(len(bodies), lambda i: s.stream(chat, bodies[i]))
     tap.ok(all(t.done and t.finish[0] == "length" for t in want), "undisturbed streams are whole")
@@ -168,7 +169,7 @@ with tap.section("engine killed"), Stack(store=True) as s:
            "the next engine serves")
 
 with tap.section("a long drain"), Stack(front=["--engine-wait-ms", "4000"]) as s:
-    bodies = [s.chat("Count from 1 to 100.", max_tokens=min(3 * LONG, 1900),
+    bodies = [s.chat("Count from 1 to 100.", max_tokens=min((3 if LONG else 2) * LENGTH, 1900),
                      ignore_eos=True)
               for _ in range(16)]
     before = s.engine.pid
@@ -189,7 +190,7 @@ with tap.section("a long drain"), Stack(front=["--engine-wait-ms", "4000"]) as s
     tap.note("%.1f s" % (time.monotonic() - began))
 
 with tap.section("front drains"), Stack() as s:
-    bodies = [s.chat("Count from 1 to 100.", max_tokens=LONG + 100, ignore_eos=True) for _ in range(8)]
+    bodies = [s.chat("Count from 1 to 100.", max_tokens=LENGTH + 100, ignore_eos=True) for _ in range(8)]
     want = s.stream(chat, bodies[0])
     before = [f.pid for f in s.fronts]
     got = mid_stream(s, bodies, lambda: [f.kill(signal.SIGTERM) for f in s.fronts])
@@ -247,7 +248,7 @@ with tap.section("engine away from a stream"), \
         s.engine.hold()
         s.engine.kill()
         lost.append(time.monotonic())
-    got = mid_stream(s, [s.chat("Count from 1 to 100.", max_tokens=LONG + 100, ignore_eos=True)],
+    got = mid_stream(s, [s.chat("Count from 1 to 100.", max_tokens=LENGTH + 100, ignore_eos=True)],
                      go_away, timeout_s=15)
     took = time.monotonic() - lost[0]
     tap.ok(getattr(got[0], "error", None) is not None and took > 2.3,
@@ -258,7 +259,7 @@ with tap.section("engine away from a stream"), \
     # The wait begins when the engine goes, however long the request had been silent by then.
     def hang(i):
         if i == 0:
-            return s.post(chat, s.chat("Count from 1 to 100.", max_tokens=LONG + 100, ignore_eos=True))
+            return s.post(chat, s.chat("Count from 1 to 100.", max_tokens=LENGTH + 100, ignore_eos=True))
         time.sleep(0.2)
         s.engine.kill(signal.SIGSTOP)
         time.sleep(3)

@@ -12,11 +12,12 @@ import threading
 import time
 
 import twin
-from harness import MODEL, Stack, Tap, crowd, need_nginx, until
+from harness import LONG, MODEL, Stack, Tap, crowd, need_nginx, until
 
 need_nginx()
 tap = Tap()
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+SEEDS, N_FORMS = (3, 300) if LONG else (2, 120)  # a server has 64 places
 
 PERSON = {"type": "object",
           "properties": {"name": {"type": "string", "maxLength": 8},
@@ -64,12 +65,12 @@ def wild(s, seed, **fields):
 
 
 def contents(s):
-    for seed in range(6):
+    for seed in range(2 * SEEDS):
         text, choice = said(s, wild(s, seed, response_format=schema_format(PERSON)))
         tap.ok(is_person(parsed(text)), "json_schema, seed %d" % seed, repr(text))
         tap.eq(choice["finish_reason"], "stop", "it ends by itself")
     compact = {"json": PERSON, "disable_any_whitespace": True}
-    for seed in range(3):
+    for seed in range(SEEDS):
         text, _ = said(s, wild(s, seed, structured_outputs=compact))
         tap.ok(is_person(parsed(text)) and "\n" not in text, "structured_outputs.json, compact",
                repr(text))
@@ -103,7 +104,7 @@ def contents(s):
     tag = {"format": {"type": "or", "elements": [{"type": "json_schema", "json_schema": loose}]}}
     for source in ({"json": loose}, {"json": json.dumps(loose)}, {"structural_tag": tag},
                    {"structural_tag": json.dumps(tag)}):
-        for seed in range(3):
+        for seed in range(SEEDS):
             text, _ = said(s, wild(s, seed, structured_outputs=dict(
                 source, disable_additional_properties=True)))
             got = parsed(text) or {}
@@ -135,7 +136,7 @@ def tags(s):
             text, _ = said(s, make(**fields), path)
             tap.ok(text is not None and re.fullmatch(call, text), "%s at %s" % (list(fields), path),
                    repr(text))
-    for seed in range(3):
+    for seed in range(SEEDS):
         text, _ = said(s, dict(wild(s, seed, response_format=old), logit_bias=None))
         tap.ok(text is not None and all(re.match(call, "<f=" + t) for t in text.split("<f=")[1:]),
                "free text with tags, seed %d" % seed, repr(text))
@@ -147,14 +148,14 @@ def tags(s):
         {"type": "or", "elements": [{"type": "const_string", "value": "yes"},
                                     {"type": "regex", "pattern": "no+"}]}]}
     body = wild(s, 2, response_format={"type": "structural_tag", "format": pair})
-    text, c = said(s, dict(body, stop=None, max_tokens=400))
+    text, c = said(s, dict(body, stop=None, max_tokens=400 if LONG else 100))
     tap.ok(text is not None and text.startswith("<think>") and
            (c["finish_reason"] == "length" or re.search(r"</think>(yes|no+)$", text)),
            "a sequence of a tag and alternatives", repr(text))
 
 
 def streams(s):
-    for seed in range(3):
+    for seed in range(SEEDS):
         body = wild(s, seed, response_format=schema_format(PERSON))
         whole, _ = said(s, body)
         told = s.stream(CHAT, dict(body, stream=True))
@@ -165,7 +166,7 @@ def calls(s):
     named = {"type": "function", "function": {"name": "now"}}
     for choice, only in (("required", None), (named, "now")):
         for parallel in (True, False):
-            for seed in range(3):
+            for seed in range(SEEDS):
                 _, c = said(s, wild(s, seed, tools=TOOLS, tool_choice=choice,
                                     parallel_tool_calls=parallel))
                 got = c["message"].get("tool_calls") or []
@@ -184,7 +185,7 @@ def calls(s):
                             1 <= args["days"] <= 14)
                     tap.ok(good and f["name"] == (only or f["name"]), "a valid call", json.dumps(f))
     strict = [dict(t, function=dict(t["function"], strict=True)) for t in TOOLS]
-    for seed in range(3):
+    for seed in range(SEEDS):
         text, c = said(s, wild(s, seed, tools=strict))
         for call in c["message"].get("tool_calls") or []:
             tap.ok(parsed(call["function"]["arguments"]) is not None, "a strict tool's arguments")
@@ -206,7 +207,7 @@ def allowed(s):
            "required: the allowed one is called")
     tap.eq(r["usage"]["prompt_tokens"], s.post(CHAT, ask).json["usage"]["prompt_tokens"],
            "the prompt names all tools")
-    for seed in range(4):
+    for seed in range(SEEDS):
         _, c = said(s, wild(s, seed, tools=TOOLS, tool_choice=among("auto")))
         tap.ok(all(t["function"]["name"] == "now" for t in c["message"].get("tool_calls") or []),
                "auto, seed %d" % seed)
@@ -235,13 +236,13 @@ def many(s):
         if text is None or not re.fullmatch("n%d[xy]{5}" % i, text):
             with lock:
                 wrong.append((i, text))
-    for first in range(0, 300, 30):  # more than there are places for
+    for first in range(0, N_FORMS, 30):  # more than there are places for
         threads = [threading.Thread(target=one, args=(i,)) for i in range(first, first + 30)]
         for t in threads:
             t.start()
         for t in threads:
             t.join()
-    tap.eq(wrong[:3], [], "300 requests of 300 forms")
+    tap.eq(wrong[:3], [], "%d requests of as many forms" % N_FORMS)
 
 
 def deaths(s):
@@ -301,8 +302,8 @@ def reasoned(s, seed, **fields):
     begin, *ends = [i for text in ("<", "</think>")
                     for i in s.post("/tokenize", {"model": "demo", "prompt": text,
                                                   "add_special_tokens": False}).json["tokens"]]
-    return s.chat("Hello", temperature=1.5, seed=seed, max_tokens=700, frequency_penalty=2,
-                  logit_bias=dict({str(i): 90 for i in ends}, **{str(begin): 100}), **fields)
+    return s.chat("Hello", temperature=1.5, seed=seed, max_tokens=700 if LONG else 300,
+                  frequency_penalty=2, logit_bias=dict({str(i): 90 for i in ends}, **{str(begin): 100}), **fields)
 
 
 def behind(s, name, fits, fields):
@@ -312,7 +313,7 @@ def behind(s, name, fits, fields):
     for seed in range(16):
         body = reasoned(s, seed, **fields)
         r = s.post(CHAT, body)
-        if r.status != 200 or ended == 2:
+        if r.status != 200 or ended == SEEDS - 1:
             break
         c, usage = r.json["choices"][0], r.json["usage"]["completion_tokens_details"]
         m = c["message"]
@@ -329,7 +330,7 @@ def behind(s, name, fits, fields):
         tap.eq(("".join(d.get("reasoning") or "" for d in deltas), told.text.get(0, "")),
                (thought, m["content"] or ""), "a stream says the same")
         yield thought, usage["reasoning_tokens"]
-    tap.ok(r.status == 200 and ended == 2, name + ": reasonings end", r.text)
+    tap.ok(r.status == 200 and ended == SEEDS - 1, name + ": reasonings end", r.text)
 
 
 def tagged(s, always):
@@ -363,7 +364,7 @@ def tagged(s, always):
                    "the reasoning's tokens are counted", (n_tokens, thought))
             free += len(re.findall(r"th(?!\[[1-9][0-9]\]|=[0-9]{4})", thought))
     tap.ok(free > 0, "tags do not bind in the reasoning (%d times)" % free)
-    for seed in range(3):
+    for seed in range(SEEDS):
         body = dict(reasoned(s, seed, response_format=old), max_tokens=300)
         m = s.post(CHAT, body).json["choices"][0]["message"]
         tap.ok(all(re.match(r"\[[1-9][0-9]\]", t) for t in (m["content"] or "").split("th")[1:-1]),

@@ -14,7 +14,7 @@ import re
 import sys
 
 import twin
-from harness import DEVICE, MODEL_NAME, SRCDIR, Stack, Tap, crowd, need_nginx
+from harness import DEVICE, LONG, MODEL_NAME, SRCDIR, Stack, Tap, crowd, need_nginx
 from schema import find_modules
 
 need_nginx()
@@ -30,7 +30,8 @@ except ImportError:
 tap = Tap()
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 SEED = int(os.environ.get("SEED", "1"))
-N = 100
+N = 100 if LONG else 40
+N_FREE = 40 if LONG else 20  # of calls that the model makes by itself
 EXTRAS = {
     "level": {"type": "integer", "minimum": 3, "maximum": 11},
     "kind": {"enum": ["alpha", "beta", 7, None, True]},
@@ -225,7 +226,7 @@ def round_trips(s, n=N):
 def free(s):
     """tool_choice auto: whatever comes, in calls or in words, is whole."""
     bad, called = [], 0
-    for i in range(0, 40):
+    for i in range(N_FREE):
         c = Case(1000 + i)
         body = dict(c.body, tool_choice="auto")
         s.settle(CHAT, body)
@@ -238,15 +239,15 @@ def free(s):
             bad.append((i, choice))
         bad += [(i, x) for x in calls
                 if not isinstance(json.loads(x["function"]["arguments"]), dict)]
-    tap.ok(bad == [] and called >= 20, "auto: %d of 40 call by themselves, streamed alike" % called,
-           bad)
+    tap.ok(bad == [] and called >= N_FREE // 2,
+           "auto: %d of %d call by themselves, streamed alike" % (called, N_FREE), bad)
 
 
 def allowed(s):
     """tool_choice allowed_tools, of a few of the tools: no other is called, hot or cold, streamed
     or not; where a call must come, one comes and is valid."""
     bad, called, other = [], 0, 0
-    for i in range(40):
+    for i in range(N_FREE):
         c = Case(3000 + i)
         some = c.tools[:1 + i % max(1, len(c.tools) - 1)]
         names = [t["function"]["name"] for t in some]
@@ -265,15 +266,15 @@ def allowed(s):
             bad.append((i, choice))
         if must and (DEVICE == "cpu" or choice["finish_reason"] != "length"):
             bad += [(i, f) for f in (fault(c.tools, x) for x in calls) if f]
-    tap.ok(bad == [] and called >= 20 and other >= 5,
-           "allowed_tools: %d of 40 call, of the allowed ones alone, though %d ask for another" %
-           (called, other), bad[:3])
+    tap.ok(bad == [] and called >= N_FREE // 2 and other >= N_FREE // 8,
+           "allowed_tools: %d of %d call, of the allowed ones alone, though %d ask for another" %
+           (called, N_FREE, other), bad[:3])
 
 
 def others(s):
     """The same by Anthropic's and OpenAI's other API."""
     bad = []
-    for i in range(20):
+    for i in range(N_FREE // 2):
         c = Case(2000 + i)
         tools = [{
             "name": t["function"]["name"], "description": t["function"]["description"],
@@ -307,9 +308,9 @@ def others(s):
         if m["stop_reason"] != "end_turn" or not "".join(b.get("text", "")
                                                          for b in m["content"]).strip():
             bad.append((i, m))
-    tap.ok(bad == [], "20 by /v1/messages", "\n".join(map(str, bad)))
+    tap.ok(bad == [], "%d by /v1/messages" % (N_FREE // 2), "\n".join(map(str, bad)))
     bad = []
-    for i in range(20):
+    for i in range(N_FREE // 2):
         c = Case(3000 + i)
         tools = [{
             "type": "function", "name": t["function"]["name"],
@@ -341,7 +342,7 @@ def others(s):
                 "message"
         ] or not r["output"][0]["content"][0]["text"].strip():
             bad.append((i, r))
-    tap.ok(bad == [], "20 by /v1/responses", "\n".join(map(str, bad)))
+    tap.ok(bad == [], "%d by /v1/responses" % (N_FREE // 2), "\n".join(map(str, bad)))
 
 
 def strict(s):
