@@ -26,7 +26,8 @@ struct golden {
     int n_prompt, n_greedy, n_rows;
 };
 
-#define CASES_MAX 16 /* of a model */
+#define CASES_MAX      16 /* of a model */
+#define CASES_OF_RANKS 5
 
 static bool on_gpu;
 static double limit;                  /* of the distance of logits, for the model under test */
@@ -237,6 +238,10 @@ static void check_model(const char *name, const char *folder, const char *golden
     n_cases = take_int();
     n_vocab = take_int();
     is_int(n_vocab, model_shape(m)->n_vocab, "%s: vocabulary", name);
+    /* Of a model over ranks or stages a few, unless the run is a long one. */
+    if (parallel.n_ranks * parallel.n_stages > 1 && getenv("QUIRE_TEST_LONG") == NULL &&
+        n_cases > CASES_OF_RANKS)
+        n_cases = CASES_OF_RANKS;
     for (int i = 0; i < n_cases && i < CASES_MAX && n_vocab == model_shape(m)->n_vocab; i++) {
         struct golden g = next_golden(n_vocab);
 
