@@ -18,33 +18,18 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
-#include "base/names.h"
 #include "base/settings.h"
 #include "front/http/idle_pool.h"
 #include "front/kept/kept.h"
-#include "front/link/engines.h"
-#include "front/request/defaults.h"
 #include "front/request/exchange.h"
-#include "front/structured/compiled.h"
-#include "front/structured/vocabulary.h"
-#include "text/template/chat.h"
-#include "text/tokenizer/tokenizer.h"
+#include "front/served.h"
 
 struct front {
     struct settings settings;
-    struct tokenizer *tokenizer;
-    struct chat *chat;
-    enum reply_format reply_format;
-    enum reply_reasoning reply_reasoning;
-    struct names names;     /* names that clients may use for the model */
-    const char *model_name; /* the first of them */
-    struct defaults defaults;
-    struct arena arena;             /* for data that is read at start; lives as long as the
-                                     * process */
-    const struct json *chat_kwargs; /* template variables of chats that do not set them, or NULL */
-    int64_t model_unix_s;           /* last change of the model's folder, so that all fronts report
-                                     * the same */
-    char fingerprint[48]; /* system_fingerprint: "quire-VERSION-" and 8 digits of build and model */
+    struct served *served; /* [n_served], the models; sorted by name */
+    int n_served;          /* at least 1 */
+    struct link **links;   /* [n_links], those of all models */
+    int n_links;
     int listen_fd;
     int signal_fd;
     int stop_fd;                /* readable once the process stops accepting */
@@ -54,14 +39,11 @@ struct front {
                                  * time */
     _Atomic int n_spare;        /* readers that wait for this semaphore */
     _Atomic int n_surplus;      /* readers that must wait for it after their current request */
-    struct engines engines;
-    struct compiled_cache compiled;
-    struct vocabulary vocabulary;
-    struct kept *kept;         /* NULL: responses are not stored */
-    bool has_admin_key;        /* false: operators' requests are refused */
-    struct hash admin_key;     /* the digest of the admin key */
-    _Atomic uint64_t probe_us; /* clock_us() at the start of the last probe of health.h */
-    atomic_bool probe_failed;  /* the result of the last probe that ended */
+    struct kept *kept;          /* NULL: responses are not stored */
+    bool has_admin_key;         /* false: operators' requests are refused */
+    struct hash admin_key;      /* the digest of the admin key */
+    _Atomic uint64_t probe_us;  /* clock_us() at the start of the last probe of health.h */
+    atomic_bool probe_failed;   /* the result of the last probe that ended */
 
     pthread_mutex_t handover_lock;
     struct exchange *handover; /* newest first; from readers to the streamer */

@@ -52,8 +52,7 @@ bool gen_prepare(struct front *f, struct exchange *x, const struct json *body,
 
 /* Apply thinking_token_budget to n generations whose replies begin as `start`. False after an error
  * answer. */
-bool gen_hold_reasoning(const struct front *f, struct exchange *x, struct gen *gens, int n,
-                        enum form_start start);
+bool gen_hold_reasoning(struct exchange *x, struct gen *gens, int n, enum form_start start);
 
 /* Use the client's name for the request (NULL: none) as the answer's id, without a prefix, if it is
  * usable as one. */
@@ -65,32 +64,30 @@ int gen_add_ids(struct gen *g, const struct json *ids, char *why, size_t cap) ER
 
 /* Encode a text and append its ids to a prompt. ERR_TOO_LONG, with a sentence in why, when the text
  * cannot fit whatever its tokens are and must not be cut; otherwise as tokenizer_encode(). */
-int gen_add_text(struct front *f, struct gen *g, const struct json *text, bool add_special,
-                 char *why, size_t cap);
+int gen_add_text(struct gen *g, const struct json *text, bool add_special, char *why, size_t cap);
 
 /* Encode a chat's prompt and append its ids. With splits_special, special tokens are recognised
  * only in the parts that the template itself wrote; otherwise everywhere. */
-int gen_add_prompt(struct front *f, struct gen *g, const struct chat_prompt *prompt,
-                   bool add_special, char *why, size_t cap);
+int gen_add_prompt(struct gen *g, const struct chat_prompt *prompt, bool add_special, char *why,
+                   size_t cap);
 
 /* Compile the output constraint for all generations; start is the position of the reply's first
  * token. False after an error answer. May take GRAMMAR_COMPILE_US. */
-bool gen_hold(struct front *f, struct exchange *x, enum form_start start);
+bool gen_hold(struct exchange *x, enum form_start start);
 
 /* When the first generation of each prompt has all its tokens: check and cut the prompts, and copy
  * them to the other choices. False after an error answer. */
-bool gen_finish_prompts(struct front *f, struct exchange *x, const char *param);
+bool gen_finish_prompts(struct exchange *x, const char *param);
 
 /* Find out where the replies to this prompt begin (inside a reasoning or not), and pass that on to
  * the speech of its n generations. */
-enum form_start gen_begin(const struct front *f, struct gen *gens, int n, const struct buf *prompt);
+enum form_start gen_begin(struct gen *gens, int n, const struct buf *prompt);
 
 /* Send a buffer as a JSON answer and free it; a failed buffer becomes an error answer. */
 void api_reply_buf(struct exchange *x, struct buf *b);
 
 /* Render the messages of body to out, for chat_prompt_fini() to free; false after an error
  * answer. */
-bool api_render_chat(struct front *f, struct exchange *x, const struct json *body,
-                     struct chat_prompt *out);
+bool api_render_chat(struct exchange *x, const struct json *body, struct chat_prompt *out);
 
 #endif

@@ -103,18 +103,18 @@ static void cache_ask(struct exchange *x)
 /* Make n generations, each a copy of the command *from for one engine. With one engine it is for
  * any, as generations are. attached: only for engines that are there now; if none is, the first
  * that comes gets it. */
-static int cache_spread(struct front *f, struct exchange *x, const struct gen *from, bool attached)
+static int cache_spread(struct exchange *x, const struct gen *from, bool attached)
 {
-    struct gen *gens = arena_zalloc(&x->arena, sizeof *gens * (size_t)f->engines.n);
+    struct gen *gens = arena_zalloc(&x->arena, sizeof *gens * (size_t)x->served->engines.n);
     int n = 0, rc = ERR_OK;
 
     if (gens == NULL)
         return ERR_NO_MEMORY;
-    for (int i = 0; i < f->engines.n && rc == ERR_OK; i++) {
+    for (int i = 0; i < x->served->engines.n && rc == ERR_OK; i++) {
         struct link_state state;
 
-        link_read_state(&f->engines.links[i], &state, 0);
-        if (attached && !state.attached && (n > 0 || i + 1 < f->engines.n))
+        link_read_state(&x->served->engines.links[i], &state, 0);
+        if (attached && !state.attached && (n > 0 || i + 1 < x->served->engines.n))
             continue;
         gens[n] = (struct gen){.exchange = x,
                                .index = n,
@@ -123,7 +123,7 @@ static int cache_spread(struct front *f, struct exchange *x, const struct gen *f
                                .n_prompt = from->n_prompt,
                                .request = from->request,
                                .only = state.attached || !attached ? i + 1 : 0};
-        if (f->engines.n == 1)
+        if (x->served->engines.n == 1)
             gens[n].only = 0;
         rc = token_list_add_all(&gens[n].tokens, from->tokens.ids, from->tokens.len);
         n++;
@@ -134,8 +134,7 @@ static int cache_spread(struct front *f, struct exchange *x, const struct gen *f
 }
 
 /* A command without a prompt. Every request has at least one token; the engine ignores this one. */
-static void cache_ask_alone(struct front *f, struct exchange *x, const struct wire_request *r,
-                            bool attached)
+static void cache_ask_alone(struct exchange *x, const struct wire_request *r, bool attached)
 {
     struct gen from = {.n_prompt = 1, .request = *r};
     int rc = token_list_add(&from.tokens, 0);
@@ -143,7 +142,7 @@ static void cache_ask_alone(struct front *f, struct exchange *x, const struct wi
     x->format = EXCHANGE_COMPLETION;
     x->n = 1;
     if (rc == ERR_OK)
-        rc = cache_spread(f, x, &from, attached);
+        rc = cache_spread(x, &from, attached);
     token_list_fini(&from.tokens);
     if (rc == ERR_OK)
         cache_ask(x);
@@ -152,15 +151,15 @@ static void cache_ask_alone(struct front *f, struct exchange *x, const struct wi
 }
 
 /* Send the prepared command about a prompt to all engines. */
-static void cache_ask_all(struct front *f, struct exchange *x)
+static void cache_ask_all(struct exchange *x)
 {
     struct gen from = x->gens[0];
     int rc;
 
     must(x->n_gens == 1);
-    if (f->engines.n == 1)
+    if (x->served->engines.n == 1)
         return;
-    rc = cache_spread(f, x, &from, false);
+    rc = cache_spread(x, &from, false);
     token_list_fini(&from.tokens);
     detok_fini(&from.detok);
     buf_fini(&from.text);
@@ -169,24 +168,24 @@ static void cache_ask_all(struct front *f, struct exchange *x)
 }
 
 /* A command about the whole cache. */
-static void cache_ask_cache(struct front *f, struct exchange *x, enum wire_cache_action action)
+static void cache_ask_cache(struct exchange *x, enum wire_cache_action action)
 {
     const struct wire_request request = {.task = WIRE_CACHE, .cache = {.action = action}};
 
-    cache_ask_alone(f, x, &request, action == WIRE_LIST);
+    cache_ask_alone(x, &request, action == WIRE_LIST);
 }
 
 /* Sleep or wake up. An engine that is not there holds no memory of the device, and does not sleep
  * when it comes. */
-static void cache_ask_power(struct front *f, struct exchange *x, enum wire_power_action action)
+static void cache_ask_power(struct exchange *x, enum wire_power_action action)
 {
     const struct wire_request request = {.task = WIRE_POWER, .power = {.action = action}};
 
-    cache_ask_alone(f, x, &request, true);
+    cache_ask_alone(x, &request, true);
 }
 
 /* Turn the prepared generation into a command to drop its prompt's pages. */
-static void cache_ask_drop(struct front *f, struct exchange *x)
+static void cache_ask_drop(struct exchange *x)
 {
     struct wire_request *request = &x->gens[0].request;
 
@@ -194,7 +193,7 @@ static void cache_ask_drop(struct front *f, struct exchange *x)
     request->task = WIRE_CACHE;
     request->cache = (struct wire_cache){.action = WIRE_DROP_PROMPT};
     cache_ask(x);
-    cache_ask_all(f, x);
+    cache_ask_all(x);
 }
 
 /* The members of a body that make up a prompt. */
@@ -305,8 +304,9 @@ static bool cache_choose(const struct front *f, struct exchange *x, const struct
 /* GET /admin/cache: tiers, namespaces, retained prefixes. */
 void api_cache_list(struct front *f, struct exchange *x, const struct json *body)
 {
+    (void)f;
     (void)body;
-    cache_ask_cache(f, x, WIRE_LIST);
+    cache_ask_cache(x, WIRE_LIST);
 }
 
 /* POST /admin/cache/pin: compute a prompt, unless it is cached, and retain its pages. It is a
@@ -334,7 +334,7 @@ void api_cache_pin(struct front *f, struct exchange *x, const struct json *body)
         return;
     cache_ask(x);
     x->gens[0].request.flags |= WIRE_TELL_KEPT;
-    cache_ask_all(f, x);
+    cache_ask_all(x);
 }
 
 /* A namespace as GET /admin/cache writes it: 16 hexadecimal digits. */
@@ -365,10 +365,10 @@ void api_cache_drop(struct front *f, struct exchange *x, const struct json *body
     /* A prompt is tokenized as for a generation, because pages have names made of its tokens. */
     if (json_get(body, "prompt") != NULL || json_get(body, "messages") != NULL) {
         if (cache_prompt(f, x, body, NULL, NULL) && cache_choose(f, x, body, &x->gens[0].request))
-            cache_ask_drop(f, x);
+            cache_ask_drop(x);
     } else if (space != NULL) {
         if (cache_read_space(space, &request.cache.space))
-            cache_ask_alone(f, x, &request, false);
+            cache_ask_alone(x, &request, false);
         else
             cache_refuse(x, "'namespace' must be 16 hexadecimal digits, as in GET /admin/cache",
                          "namespace");
@@ -376,9 +376,9 @@ void api_cache_drop(struct front *f, struct exchange *x, const struct json *body
         if (salt != NULL && !fields_read_salt(salt, request.salt))
             cache_refuse(x, "'cache_salt' must be a string that is not empty", "cache_salt");
         else if (cache_choose(f, x, body, &request))
-            cache_ask_alone(f, x, &request, false);
+            cache_ask_alone(x, &request, false);
     } else if (json_get_bool(body, "all", false)) {
-        cache_ask_cache(f, x, WIRE_DROP_ALL);
+        cache_ask_cache(x, WIRE_DROP_ALL);
     } else {
         cache_refuse(x,
                      "nothing to drop: give 'prompt', 'messages', 'cache_salt', 'tenant', "
@@ -390,22 +390,25 @@ void api_cache_drop(struct front *f, struct exchange *x, const struct json *body
 /* vLLM's POST /reset_prefix_cache. */
 void api_cache_reset(struct front *f, struct exchange *x, const struct json *body)
 {
+    (void)f;
     (void)body;
-    cache_ask_cache(f, x, WIRE_DROP_ALL);
+    cache_ask_cache(x, WIRE_DROP_ALL);
 }
 
 /* vLLM's commands. Its sleep levels are ignored: weights always go to host memory. */
 void api_sleep(struct front *f, struct exchange *x, const struct json *body)
 {
+    (void)f;
     (void)body;
-    cache_ask_power(f, x, WIRE_SLEEP);
+    cache_ask_power(x, WIRE_SLEEP);
 }
 
 /* The counterpart of api_sleep(). */
 void api_wake_up(struct front *f, struct exchange *x, const struct json *body)
 {
+    (void)f;
     (void)body;
-    cache_ask_power(f, x, WIRE_WAKE);
+    cache_ask_power(x, WIRE_WAKE);
 }
 
 /* --- answering ----------------------------------------------------------------------------
@@ -564,10 +567,10 @@ static void cache_add_engine(struct buf *b, const struct gen *g)
 }
 
 /* The answer to GET /admin/cache: of several engines a list, because each has tiers of its own. */
-static void cache_add_list(const struct front *f, struct buf *b, const struct exchange *x)
+static void cache_add_list(struct buf *b, const struct exchange *x)
 {
     buf_add_byte(b, '{');
-    if (f->engines.n == 1) {
+    if (x->served->engines.n == 1) {
         cache_add_engine(b, &x->gens[0]);
     } else {
         buf_add_text(b, "\"engines\":[");
@@ -575,7 +578,7 @@ static void cache_add_list(const struct front *f, struct buf *b, const struct ex
             const struct gen *g = &x->gens[i];
 
             buf_add_comma(b, i > 0);
-            buf_printf(b, "{\"engine\":%d,", (int)(g->link - f->engines.links));
+            buf_printf(b, "{\"engine\":%d,", (int)(g->link - x->served->engines.links));
             cache_add_engine(b, g);
             buf_add_byte(b, '}');
         }
@@ -626,7 +629,7 @@ static void cache_add_drop(struct buf *b, const struct exchange *x)
 }
 
 /* Make the answer of a finished command. The request's task shows which command it was. */
-static void cache_answer(const struct front *f, struct exchange *x)
+static void cache_answer(struct exchange *x)
 {
     const struct wire_request *request = &x->gens[0].request;
     struct buf buf = {0};
@@ -635,7 +638,7 @@ static void cache_answer(const struct front *f, struct exchange *x)
     case WIRE_GENERATE: cache_add_pin(&buf, x); break;
     case WIRE_CACHE:
         if (request->cache.action == WIRE_LIST)
-            cache_add_list(f, &buf, x);
+            cache_add_list(&buf, x);
         else
             cache_add_drop(&buf, x);
         break;
@@ -654,7 +657,7 @@ static void cache_answer(const struct front *f, struct exchange *x)
 }
 
 /* g's engine has done it. */
-void cache_end(struct front *f, struct gen *g)
+void cache_end(struct gen *g)
 {
     struct exchange *x = g->exchange;
 
@@ -663,5 +666,5 @@ void cache_end(struct front *f, struct gen *g)
     g->finish = GEN_STOP;
     x->n_finished++;
     if (x->n_finished == x->n_gens)
-        cache_answer(f, x);
+        cache_answer(x);
 }

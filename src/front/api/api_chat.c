@@ -39,15 +39,14 @@ static const char *api_check_messages(const struct json *messages)
 /* The template's variables, in *made. In order of precedence: the client's chat_template_kwargs,
  * those that vLLM derives from reasoning_effort, and the operator's default_chat_template_kwargs.
  * NULL: there are none. */
-static const struct json *api_kwargs(const struct front *f, struct exchange *x,
-                                     const struct json *body, struct json *made)
+static const struct json *api_kwargs(struct exchange *x, const struct json *body, struct json *made)
 {
     const struct json *given = json_get_kind(body, "chat_template_kwargs", JSON_OBJECT);
     const struct json *effort = json_get_kind(body, "reasoning_effort", JSON_TEXT);
     struct json_made kwargs = {.arena = &x->arena};
     bool on = effort == NULL || !json_is_text(effort, "none");
 
-    if (effort == NULL && f->chat_kwargs == NULL)
+    if (effort == NULL && x->served->chat_kwargs == NULL)
         return given;
     /* The client's own come first; each later step adds only missing ones. */
     for (uint32_t i = 0; given != NULL && i < given->n; i++)
@@ -58,8 +57,8 @@ static const struct json *api_kwargs(const struct front *f, struct exchange *x,
         json_put_flag(&kwargs, "enable_thinking", on);
     if (!on && json_get(given, "thinking") == NULL) /* the name in DeepSeek's templates */
         json_put_flag(&kwargs, "thinking", false);
-    for (uint32_t i = 0; f->chat_kwargs != NULL && i < f->chat_kwargs->n; i++) {
-        const struct json *fallback = &f->chat_kwargs->items[i];
+    for (uint32_t i = 0; x->served->chat_kwargs != NULL && i < x->served->chat_kwargs->n; i++) {
+        const struct json *fallback = &x->served->chat_kwargs->items[i];
         bool said = json_get(given, fallback->key) != NULL ||
                     (effort != NULL && (strcmp(fallback->key, "reasoning_effort") == 0 ||
                                         strcmp(fallback->key, "enable_thinking") == 0 ||
@@ -76,14 +75,14 @@ static const struct json *api_kwargs(const struct front *f, struct exchange *x,
 
 /* Decide whether special tokens inside a chat's values are encoded as text. The operator decides,
  * or lets clients decide. False after an error answer. */
-static bool api_choose_split(struct front *f, struct exchange *x, const struct json *body)
+static bool api_choose_split(struct exchange *x, const struct json *body)
 {
     const struct json *wish = json_get_kind(body, "split_special_tokens", JSON_BOOL);
 
-    x->splits_special = f->settings.split_special_tokens != 0;
+    x->splits_special = x->served->settings.split_special_tokens != 0;
     if (wish == NULL || wish->flag == x->splits_special)
         return true;
-    if (!wish->flag && f->settings.client_special_tokens == 0) {
+    if (!wish->flag && x->served->settings.client_special_tokens == 0) {
         exchange_reply_error(
             x, ERR_UNSUPPORTED,
             "'split_special_tokens' must not be false: this server encodes special "
@@ -97,8 +96,7 @@ static bool api_choose_split(struct front *f, struct exchange *x, const struct j
 
 /* Render the messages. The checks come in the order of their cost, and the first error is the
  * answer. */
-bool api_render_chat(struct front *f, struct exchange *x, const struct json *body,
-                     struct chat_prompt *out)
+bool api_render_chat(struct exchange *x, const struct json *body, struct chat_prompt *out)
 {
     const struct json *messages = json_get(body, "messages");
     struct json kwargs;
@@ -106,7 +104,7 @@ bool api_render_chat(struct front *f, struct exchange *x, const struct json *bod
         .messages = messages,
         .tools = json_get_kind(body, "tools", JSON_LIST),
         .documents = json_get_kind(body, "documents", JSON_LIST),
-        .kwargs = api_kwargs(f, x, body, &kwargs),
+        .kwargs = api_kwargs(x, body, &kwargs),
         .add_generation_prompt = lax_get_flag(body, "add_generation_prompt", true),
         .continue_final_message = lax_get_flag(body, "continue_final_message", false),
     };
@@ -133,7 +131,7 @@ bool api_render_chat(struct front *f, struct exchange *x, const struct json *bod
                              "continue_final_message", 0);
         return false;
     }
-    if (!api_choose_split(f, x, body))
+    if (!api_choose_split(x, body))
         return false;
     /* A message that is continued has no new begin after it. */
     if (request.continue_final_message)
@@ -141,11 +139,11 @@ bool api_render_chat(struct front *f, struct exchange *x, const struct json *bod
     /* Templates ask whether tools exist, and an empty list exists. */
     if (request.tools != NULL && request.tools->n == 0)
         request.tools = NULL;
-    if (request.tools != NULL && !chat_knows_tools(f->chat))
+    if (request.tools != NULL && !chat_knows_tools(x->served->chat))
         x->notice =
             "tools: the model's chat template does not support them, so they are not in the "
             "prompt";
-    rc = chat_render(f->chat, &request, &x->arena, out);
+    rc = chat_render(x->served->chat, &request, &x->arena, out);
     if (rc == ERR_OK)
         return true;
     exchange_reply_error(x, rc, out->why, "messages", 0);
@@ -155,11 +153,11 @@ bool api_render_chat(struct front *f, struct exchange *x, const struct json *bod
 /* Set the bounds of a reasoning in the request to the engine: its maximum number of tokens, and the
  * tags. inside: the prompt ends inside a reasoning, as templates of models that always reason
  * do. */
-static int gen_bound_reasoning(const struct front *f, struct gen *g, int64_t most, bool inside)
+static int gen_bound_reasoning(const struct served *m, struct gen *g, int64_t most, bool inside)
 {
-    const char *open = reply_reason_open(f->reply_reasoning);
-    const char *close = reply_reason_close(f->reply_reasoning);
-    int32_t id = tokenizer_find(f->tokenizer, close, strlen(close));
+    const char *open = reply_reason_open(m->reply_reasoning);
+    const char *close = reply_reason_close(m->reply_reasoning);
+    int32_t id = tokenizer_find(m->tokenizer, close, strlen(close));
     struct wire_request *request = &g->request;
     struct token_list ids = {0};
     int rc;
@@ -168,7 +166,7 @@ static int gen_bound_reasoning(const struct front *f, struct gen *g, int64_t mos
         rc = token_list_add(&ids, id);
     else
         /* A tag that is not one token is forced token by token. */
-        rc = tokenizer_encode(f->tokenizer, close, strlen(close), false, &ids);
+        rc = tokenizer_encode(m->tokenizer, close, strlen(close), false, &ids);
 
     if (rc == ERR_OK && (ids.len == 0 || ids.len > WIRE_THINK_IDS))
         rc = ERR_UNSUPPORTED;
@@ -188,14 +186,13 @@ static int gen_bound_reasoning(const struct front *f, struct gen *g, int64_t mos
 
 /* Limit the reasoning of n generations. The engine counts its tokens, and then forces the tag that
  * closes it. */
-bool gen_hold_reasoning(const struct front *f, struct exchange *x, struct gen *gens, int n,
-                        enum form_start start)
+bool gen_hold_reasoning(struct exchange *x, struct gen *gens, int n, enum form_start start)
 {
     int rc = ERR_OK;
 
     if (x->think_max < 0)
         return true;
-    if (f->reply_reasoning == REPLY_NO_REASONING) {
+    if (x->served->reply_reasoning == REPLY_NO_REASONING) {
         exchange_reply_error(x, ERR_UNSUPPORTED,
                              "'thinking_token_budget' needs a model whose reasoning has tags: this "
                              "chat template has none (setting reasoning_parser)",
@@ -203,7 +200,7 @@ bool gen_hold_reasoning(const struct front *f, struct exchange *x, struct gen *g
         return false;
     }
     for (int i = 0; i < n && start != FORM_NO_REASONING && rc == ERR_OK; i++)
-        rc = gen_bound_reasoning(f, &gens[i], x->think_max, start == FORM_REASONS);
+        rc = gen_bound_reasoning(x->served, &gens[i], x->think_max, start == FORM_REASONS);
     if (rc != ERR_OK)
         exchange_reply_error(x, rc, NULL, "thinking_token_budget", 0);
     return rc == ERR_OK;
@@ -211,9 +208,9 @@ bool gen_hold_reasoning(const struct front *f, struct exchange *x, struct gen *g
 
 /* Where do the replies to this prompt begin? Templates may end a prompt with the opening tag of a
  * reasoning, or with an empty reasoning that switches it off. */
-enum form_start gen_begin(const struct front *f, struct gen *gens, int n, const struct buf *prompt)
+enum form_start gen_begin(struct gen *gens, int n, const struct buf *prompt)
 {
-    enum reply_reasoning reasoning = f->reply_reasoning;
+    enum reply_reasoning reasoning = gens[0].exchange->served->reply_reasoning;
     bool inside = prompt->len > 0 && reply_is_inside(reasoning, prompt->bytes, prompt->len);
     bool over = prompt->len > 0 && reply_is_over(reasoning, prompt->bytes, prompt->len);
 
@@ -242,14 +239,14 @@ static const struct json *api_echoed(const struct json *messages)
 }
 
 /* Render one conversation into the prompt of n generations. False after an error answer. */
-static bool api_add_chat(struct front *f, struct exchange *x, struct gen *gens, int n,
-                         const struct json *body, enum form_start *start)
+static bool api_add_chat(struct exchange *x, struct gen *gens, int n, const struct json *body,
+                         enum form_start *start)
 {
     struct chat_prompt prompt = {0};
     const struct json *echoed;
     char why[160] = "";
     int rc = ERR_OK;
-    bool fine = api_render_chat(f, x, body, &prompt);
+    bool fine = api_render_chat(x, body, &prompt);
 
     if (fine) {
         if (x->echo)
@@ -259,14 +256,14 @@ static bool api_add_chat(struct front *f, struct exchange *x, struct gen *gens, 
         for (int i = 0; i < n; i++)
             gens[i].echoed = echoed;
         /* Only the first choice gets the tokens; gen_finish_prompts() copies them. */
-        rc = gen_add_prompt(f, &gens[0], &prompt, lax_get_flag(body, "add_special_tokens", false),
-                            why, sizeof why);
-        *start = gen_begin(f, gens, n, &prompt.text);
+        rc = gen_add_prompt(&gens[0], &prompt, lax_get_flag(body, "add_special_tokens", false), why,
+                            sizeof why);
+        *start = gen_begin(gens, n, &prompt.text);
     }
     if (rc != ERR_OK)
         exchange_reply_error(x, rc, why, "messages", 0);
     chat_prompt_fini(&prompt);
-    return fine && rc == ERR_OK && gen_hold_reasoning(f, x, gens, n, *start);
+    return fine && rc == ERR_OK && gen_hold_reasoning(x, gens, n, *start);
 }
 
 /* One conversation: all choices have the same prompt. */
@@ -275,8 +272,8 @@ void api_chat(struct front *f, struct exchange *x, const struct json *body)
     enum form_start start;
 
     if (gen_prepare(f, x, body, EXCHANGE_CHAT, 1) &&
-        api_add_chat(f, x, x->gens, x->n_gens, body, &start) && gen_hold(f, x, start))
-        (void)gen_finish_prompts(f, x, "messages"); /* false: it has answered */
+        api_add_chat(x, x->gens, x->n_gens, body, &start) && gen_hold(x, start))
+        (void)gen_finish_prompts(x, "messages"); /* false: it has answered */
 }
 
 /* --- several conversations ------------------------------------------------------------------ */
@@ -330,7 +327,7 @@ static const struct json *api_batch_one(struct exchange *x, const struct json *b
 /* Make a prompt of each conversation. The form is compiled once for all of them, and its automaton
  * depends on where the reply begins, so all replies must begin alike. False after an error
  * answer. */
-static bool api_add_batch(struct front *f, struct exchange *x, const struct json *body, uint32_t n,
+static bool api_add_batch(struct exchange *x, const struct json *body, uint32_t n,
                           enum form_start *start)
 {
     enum form_start one;
@@ -342,7 +339,7 @@ static bool api_add_batch(struct front *f, struct exchange *x, const struct json
             exchange_reply_error(x, ERR_NO_MEMORY, NULL, NULL, 1);
             return false;
         }
-        if (!api_add_chat(f, x, &x->gens[i], 1, single, &one))
+        if (!api_add_chat(x, &x->gens[i], 1, single, &one))
             return false;
         if (i > 0 && one != *start && form_binds(x->form)) {
             exchange_reply_error(
@@ -379,6 +376,6 @@ void api_chat_batch(struct front *f, struct exchange *x, const struct json *body
         exchange_reply_error(x, ERR_INVALID, "'n' must be 1 in a batch of conversations", "n", 0);
         return;
     }
-    if (api_add_batch(f, x, body, messages->n, &start) && gen_hold(f, x, start))
-        (void)gen_finish_prompts(f, x, "messages"); /* false: it has answered */
+    if (api_add_batch(x, body, messages->n, &start) && gen_hold(x, start))
+        (void)gen_finish_prompts(x, "messages"); /* false: it has answered */
 }

@@ -29,13 +29,13 @@ static int api_count_prompts(const struct front *f, const struct json *prompt)
 }
 
 /* Add one prompt's tokens to its first generation. */
-static int api_add_prompt(struct front *f, struct gen *g, const struct json *v, bool add_special,
-                          char *why, size_t cap)
+static int api_add_prompt(struct gen *g, const struct json *v, bool add_special, char *why,
+                          size_t cap)
 {
     int rc = ERR_INVALID;
 
     if (v->kind == JSON_TEXT)
-        return gen_add_text(f, g, v, add_special, why, cap);
+        return gen_add_text(g, v, add_special, why, cap);
     if (api_is_ids(v))
         rc = gen_add_ids(g, v, why, cap);
     if (rc == ERR_INVALID)
@@ -67,14 +67,14 @@ void api_completions(struct front *f, struct exchange *x, const struct json *bod
     }
     for (int i = 0; i < n; i++) {
         bool one = prompt->kind == JSON_TEXT || api_is_ids(prompt);
-        int rc = api_add_prompt(f, &x->gens[i * x->n], one ? prompt : &prompt->items[i],
-                                add_special, why, sizeof why);
+        int rc = api_add_prompt(&x->gens[i * x->n], one ? prompt : &prompt->items[i], add_special,
+                                why, sizeof why);
 
         if (rc != ERR_OK) {
             exchange_reply_error(x, rc, why, "prompt", 0);
             return;
         }
     }
-    if (gen_hold(f, x, FORM_NO_REASONING))
-        (void)gen_finish_prompts(f, x, "prompt"); /* false: it has answered */
+    if (gen_hold(x, FORM_NO_REASONING))
+        (void)gen_finish_prompts(x, "prompt"); /* false: it has answered */
 }

@@ -119,24 +119,22 @@ bool derender_logprobs(struct gen *g, const struct json *logprobs)
 
 /* Is token i the one that ended the text? It is not part of the text: a special token at the end,
  * unless finish_reason is "length". */
-static bool derender_ends(const struct front *f, const struct gen *g, const struct json *choice,
-                          size_t i)
+static bool derender_ends(const struct gen *g, const struct json *choice, size_t i)
 {
     return i + 1 == g->tokens.len && !g->detok.include_stop &&
            !json_is_text(json_get(choice, "finish_reason"), "length") &&
-           tokenizer_is_skipped(f->tokenizer, g->tokens.ids[i]);
+           tokenizer_is_skipped(g->exchange->served->tokenizer, g->tokens.ids[i]);
 }
 
 /* Turn one choice's ids into its text. False after an error answer. */
-static bool derender_choice(struct front *f, struct exchange *x, struct gen *g,
-                            const struct json *choice)
+static bool derender_choice(struct exchange *x, struct gen *g, const struct json *choice)
 {
     const struct json *ids = json_get_kind(choice, "token_ids", JSON_LIST);
     struct link_state engine;
     char why[160] = "";
     int rc = ERR_INVALID;
 
-    engines_read_state(&f->engines, &engine, 0);
+    engines_read_state(&x->served->engines, &engine, 0);
     if (ids == NULL || ids->n == 0)
         (void)snprintf(why, sizeof why, "choice %d must have a list of token_ids", g->index);
     else if (engine.max_model_len > 0 && ids->n > engine.max_model_len)
@@ -156,7 +154,7 @@ static bool derender_choice(struct front *f, struct exchange *x, struct gen *g,
     }
     /* A stop string may end the text before the last token. */
     for (size_t i = 0; i < g->tokens.len && g->detok.status == DETOK_GOING; i++) {
-        if (!derender_ends(f, g, choice, i))
+        if (!derender_ends(g, choice, i))
             (void)detok_push(&g->detok, g->tokens.ids[i], &g->text);
     }
     (void)detok_finish(&g->detok, &g->text);
@@ -179,19 +177,19 @@ static void derender_mute(struct exchange *x)
 }
 
 /* Find out where the reply began, by rendering the chat's prompt. False after an error answer. */
-static bool derender_begin(struct front *f, struct exchange *x, const struct json *request)
+static bool derender_begin(struct exchange *x, const struct json *request)
 {
     struct chat_prompt prompt = {0};
-    bool fine = api_render_chat(f, x, request, &prompt);
+    bool fine = api_render_chat(x, request, &prompt);
 
     if (fine)
-        (void)gen_begin(f, x->gens, x->n_gens, &prompt.text);
+        (void)gen_begin(x->gens, x->n_gens, &prompt.text);
     chat_prompt_fini(&prompt);
     return fine;
 }
 
 /* Process the choices of all responses, in order, and write the answer. */
-static void derender_answer(struct front *f, struct exchange *x, struct brought *brought,
+static void derender_answer(struct exchange *x, struct brought *brought,
                             const struct json *const *responses, uint32_t n)
 {
     int g = 0;
@@ -205,7 +203,7 @@ static void derender_answer(struct front *f, struct exchange *x, struct brought 
             brought->kv_transfer = kv;
         for (uint32_t k = 0; k < choices->n; k++, g++) {
             brought->told[g] = told;
-            if (!derender_choice(f, x, &x->gens[g], &choices->items[k]))
+            if (!derender_choice(x, &x->gens[g], &choices->items[k]))
                 return;
         }
     }
@@ -257,7 +255,7 @@ static bool derender_prepare(struct front *f, struct exchange *x, const struct j
     gen_keep_name(x, json_get_kind(responses[0], "request_id", JSON_TEXT));
     if (chat && request == NULL)
         derender_mute(x);
-    return !chat || request == NULL || derender_begin(f, x, request);
+    return !chat || request == NULL || derender_begin(x, request);
 }
 
 /* prompt_tokens: one number, or a list with one per response. False when it is neither. */
@@ -328,5 +326,5 @@ void api_derender(struct front *f, struct exchange *x, const struct json *body)
                              "list of them",
                              "generate_response", 0);
     else if (derender_prepare(f, x, body, request, responses, n))
-        derender_answer(f, x, brought, responses, n);
+        derender_answer(x, brought, responses, n);
 }

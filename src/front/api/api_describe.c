@@ -58,9 +58,10 @@ void api_index(struct front *f, struct exchange *x, const struct json *body)
 {
     struct buf buf = {0};
 
+    (void)f;
     (void)body;
     buf_add_text(&buf, "{\"object\":\"api\",\"version\":\"" PACKAGE_VERSION "\",\"model\":");
-    buf_add_json_string(&buf, f->model_name, strlen(f->model_name));
+    buf_add_json_string(&buf, x->served->model_name, strlen(x->served->model_name));
     buf_add_text(&buf, ",\"description\":\"/openapi.json\",\"paths\":{");
     route_describe(&buf);
     buf_add_text(&buf, "}}");
@@ -72,9 +73,10 @@ void api_tokenizer_info(struct front *f, struct exchange *x, const struct json *
 {
     struct buf buf = {0};
     char why[300] = "";
-    int rc = file_read(&buf, f->settings.model, "tokenizer_config.json", API_CONFIG_BYTES_MAX, why,
-                       sizeof why);
+    int rc = file_read(&buf, x->served->settings.model, "tokenizer_config.json",
+                       API_CONFIG_BYTES_MAX, why, sizeof why);
 
+    (void)f;
     (void)body;
     if (rc == ERR_OK) {
         api_reply_described(x, &buf);

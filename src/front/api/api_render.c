@@ -72,13 +72,12 @@ static void render_form(struct buf *b, const struct form *form)
 }
 
 /* max_tokens: the requested number, or the rest of the context. */
-static void render_max_tokens(struct front *f, const struct exchange *x, struct buf *b,
-                              const struct gen *g)
+static void render_max_tokens(const struct exchange *x, struct buf *b, const struct gen *g)
 {
     struct link_state engine;
     uint32_t n = x->max_tokens;
 
-    engines_read_state(&f->engines, &engine, 0);
+    engines_read_state(&x->served->engines, &engine, 0);
     if (!x->max_tokens_given && engine.max_model_len > g->n_prompt)
         n = engine.max_model_len - g->n_prompt;
     if (x->max_tokens_given || engine.max_model_len > g->n_prompt)
@@ -113,8 +112,8 @@ static void render_told(struct buf *b, const char *name, bool told, uint32_t n)
 }
 
 /* vLLM's SamplingParams, with this server's defaults for missing fields. */
-static void render_sampling(struct front *f, const struct exchange *x, struct buf *b,
-                            const struct gen *g, const struct json *body)
+static void render_sampling(const struct exchange *x, struct buf *b, const struct gen *g,
+                            const struct json *body)
 {
     const struct wire_request *request = &g->request;
     const struct sampling *sampling = &request->generate.sampling;
@@ -132,7 +131,7 @@ static void render_sampling(struct front *f, const struct exchange *x, struct bu
     buf_add_byte(b, ',');
     render_stops(x, b);
     buf_printf(b, "\"ignore_eos\":%s,", yes[(request->flags & WIRE_IGNORE_EOS) != 0]);
-    render_max_tokens(f, x, b, g);
+    render_max_tokens(x, b, g);
     buf_printf(b, "\"min_tokens\":%u,", request->generate.min_tokens);
     render_told(b, "logprobs", (request->flags & WIRE_LOGPROBS) != 0, request->generate.n_logprobs);
     render_told(b, "prompt_logprobs", (request->flags & WIRE_PROMPT_LOGPROBS) != 0,
@@ -162,13 +161,13 @@ static void render_sampling(struct front *f, const struct exchange *x, struct bu
 }
 
 /* One GenerateRequest: a prompt and its parameters. */
-static void render_one(struct front *f, const struct exchange *x, struct buf *b,
-                       const struct gen *g, const struct json *body)
+static void render_one(const struct exchange *x, struct buf *b, const struct gen *g,
+                       const struct json *body)
 {
     const struct token_list *tokens = &g->tokens;
     struct buf text = {0};
 
-    tokenizer_decode(f->tokenizer, tokens->ids, tokens->len, false, &text);
+    tokenizer_decode(x->served->tokenizer, tokens->ids, tokens->len, false, &text);
     buf_printf(b, "{\"request_id\":\"%s", x->id);
     if (x->n_gens > x->n)
         buf_printf(b, "-%d", g->index / x->n);
@@ -178,7 +177,7 @@ static void render_one(struct front *f, const struct exchange *x, struct buf *b,
         buf_printf(b, "%d", tokens->ids[i]);
     }
     buf_add_text(b, "],\"features\":null,\"sampling_params\":");
-    render_sampling(f, x, b, g, body);
+    render_sampling(x, b, g, body);
     buf_add_text(b, ",\"model\":");
     buf_add_json_string(b, x->model, strlen(x->model));
     buf_printf(b, ",\"stream\":%s,", json_flag_text(x->stream));
@@ -216,7 +215,7 @@ void api_render(struct front *f, struct exchange *x, const struct json *body)
     /* One for each prompt: its choices differ only in their seeds. */
     for (int i = 0; i < x->n_gens; i += x->n) {
         buf_add_comma(&buf, i > 0);
-        render_one(f, x, &buf, &x->gens[i], body);
+        render_one(x, &buf, &x->gens[i], body);
     }
     if (!chat)
         buf_add_byte(&buf, ']');
@@ -278,16 +277,17 @@ static const char *generate_check(const struct json *body, const char **param)
 }
 
 /* Find out from the prompt's text whether the output begins inside a reasoning. */
-static enum form_start generate_begin(struct front *f, struct exchange *x)
+static enum form_start generate_begin(struct exchange *x)
 {
     const struct token_list *tokens = &x->gens[0].tokens;
     enum form_start start = FORM_NO_REASONING;
     struct buf text = {0};
 
-    if (f->reply_reasoning == REPLY_NO_REASONING || (!form_binds(x->form) && x->think_max < 0))
+    if (x->served->reply_reasoning == REPLY_NO_REASONING ||
+        (!form_binds(x->form) && x->think_max < 0))
         return start;
-    tokenizer_decode(f->tokenizer, tokens->ids, tokens->len, false, &text);
-    start = gen_begin(f, x->gens, x->n_gens, &text);
+    tokenizer_decode(x->served->tokenizer, tokens->ids, tokens->len, false, &text);
+    start = gen_begin(x->gens, x->n_gens, &text);
     buf_fini(&text);
     return start;
 }
@@ -320,7 +320,7 @@ void api_generate(struct front *f, struct exchange *x, const struct json *body)
         exchange_reply_error(x, rc, why, "token_ids", 0);
         return;
     }
-    start = generate_begin(f, x);
-    if (gen_hold_reasoning(f, x, x->gens, x->n_gens, start) && gen_hold(f, x, start))
-        (void)gen_finish_prompts(f, x, "token_ids"); /* false: it has answered */
+    start = generate_begin(x);
+    if (gen_hold_reasoning(x, x->gens, x->n_gens, start) && gen_hold(x, start))
+        (void)gen_finish_prompts(x, "token_ids"); /* false: it has answered */
 }

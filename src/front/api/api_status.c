@@ -26,14 +26,14 @@ static const char *api_model_asked(const struct exchange *x, size_t *len)
 }
 
 /* The model under one of its names; "root" is its first name. */
-static void api_add_model(const struct front *f, struct buf *b, const char *name, size_t len,
+static void api_add_model(const struct served *m, struct buf *b, const char *name, size_t len,
                           uint32_t max_model_len)
 {
     buf_add_text(b, "{\"id\":");
     buf_add_json_string(b, name, len);
     buf_printf(b, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"quire\",\"root\":",
-               (long long)f->model_unix_s);
-    buf_add_json_string(b, f->model_name, strlen(f->model_name));
+               (long long)m->model_unix_s);
+    buf_add_json_string(b, m->model_name, strlen(m->model_name));
     buf_add_text(b, ",\"parent\":null,\"max_model_len\":");
     if (max_model_len == 0)
         buf_add_text(b, "null}");
@@ -51,22 +51,24 @@ void api_models(struct front *f, struct exchange *x, const struct json *body)
     const char *one = api_model_asked(x, &len);
     char why[512];
 
+    (void)f;
     (void)body;
     /* The message names at most 200 bytes of the client's text. */
-    if (one != NULL && !names_have(&f->names, one, len)) {
+    if (one != NULL && !names_have(&x->served->names, one, len)) {
         (void)snprintf(why, sizeof why, "the model '%.*s' does not exist; this server has '%s'",
-                       len > 200 ? 200 : (int)len, one, f->model_name);
+                       len > 200 ? 200 : (int)len, one, x->served->model_name);
         exchange_reply_error(x, ERR_NO_MODEL, why, "model", 0);
         return;
     }
-    engines_read_state(&f->engines, &state, clock_us());
+    engines_read_state(&x->served->engines, &state, clock_us());
     if (one != NULL) {
-        api_add_model(f, &buf, one, len, state.max_model_len);
+        api_add_model(x->served, &buf, one, len, state.max_model_len);
     } else {
         buf_add_text(&buf, "{\"object\":\"list\",\"data\":[");
-        for (int i = 0; i < f->names.n; i++) {
+        for (int i = 0; i < x->served->names.n; i++) {
             buf_add_comma(&buf, i > 0);
-            api_add_model(f, &buf, f->names.at[i], strlen(f->names.at[i]), state.max_model_len);
+            api_add_model(x->served, &buf, x->served->names.at[i], strlen(x->served->names.at[i]),
+                          state.max_model_len);
         }
         buf_add_text(&buf, "]}");
     }
@@ -82,12 +84,12 @@ void api_load(struct front *f, struct exchange *x, const struct json *body)
     char text[64];
 
     (void)body;
-    for (int i = 0; i < f->engines.n && stats != NULL; i++) {
+    for (int i = 0; i < f->n_links && stats != NULL; i++) {
         struct link_state state;
 
-        link_read_state(&f->engines.links[i], &state, 0);
+        link_read_state(f->links[i], &state, 0);
         /* An engine counts the requests of all fronts. */
-        if (state.attached && link_copy_stats(&f->engines.links[i], stats))
+        if (state.attached && link_copy_stats(f->links[i], stats))
             n += atomic_load(&stats->values[METRIC_running]) +
                  atomic_load(&stats->values[METRIC_waiting]);
     }
@@ -102,8 +104,9 @@ void api_is_sleeping(struct front *f, struct exchange *x, const struct json *bod
     struct link_state state;
     const char *text;
 
+    (void)f;
     (void)body;
-    engines_read_state(&f->engines, &state, clock_us());
+    engines_read_state(&x->served->engines, &state, clock_us());
     if (!state.attached) {
         exchange_reply_error(x, ERR_ENGINE_GONE, NULL, NULL, 1);
         return;
@@ -127,6 +130,7 @@ void api_version(struct front *f, struct exchange *x, const struct json *body)
 
 /* One engine of the front, for the metrics. */
 struct api_engine {
+    const struct served *model;
     int idx;                  /* in engine_socket: vLLM's dashboards select by this number */
     bool attached;            /* now */
     struct wire_stats *stats; /* a copy; NULL: there has been no engine */
@@ -134,17 +138,18 @@ struct api_engine {
 
 /* All engines, for the rows of one metric. */
 struct api_engines {
-    const struct front *f;
     int n;
-    struct api_engine at[ENGINES_MAX];
+    struct api_engine *at; /* [n] */
 };
 
 /* The common labels. */
-static void api_labels(const struct front *f, struct buf *b, int engine, const char *labels)
+static void api_labels(const struct api_engine *engine, struct buf *b, const char *labels)
 {
+    const char *name = engine->model->model_name;
+
     buf_add_text(b, "{model_name=");
-    buf_add_json_string(b, f->model_name, strlen(f->model_name));
-    buf_printf(b, ",engine=\"%d\"", engine);
+    buf_add_json_string(b, name, strlen(name));
+    buf_printf(b, ",engine=\"%d\"", engine->idx);
     if (labels[0] != '\0')
         buf_printf(b, ",%s", labels);
 }
@@ -171,7 +176,7 @@ static void api_metric_value(const struct api_engines *all, struct buf *b, enum 
             continue;
         v = atomic_load_explicit(&engine->stats->values[id], memory_order_relaxed);
         buf_add_text(b, name);
-        api_labels(all->f, b, engine->idx, labels);
+        api_labels(engine, b, labels);
         /* Shared memory has whole numbers only: these are in thousandths. */
         if (id == METRIC_kv_usage_permille || id == METRIC_process_cpu_ms ||
             id == METRIC_itl_target_ms)
@@ -182,9 +187,8 @@ static void api_metric_value(const struct api_engines *all, struct buf *b, enum 
 }
 
 /* The histogram of one engine. Prometheus' buckets are cumulative, the engine's are not. */
-static void api_metric_buckets(const struct front *f, struct buf *b,
-                               const struct api_engine *engine, enum wire_histogram_id id,
-                               const char *name)
+static void api_metric_buckets(struct buf *b, const struct api_engine *engine,
+                               enum wire_histogram_id id, const char *name)
 {
     const struct wire_histogram *histogram = &engine->stats->histograms[id];
     unsigned long long sum = 0;
@@ -200,13 +204,13 @@ static void api_metric_buckets(const struct front *f, struct buf *b,
         else
             (void)snprintf(le, sizeof le, "le=\"+Inf\"");
         buf_printf(b, "%s_bucket", name);
-        api_labels(f, b, engine->idx, le);
+        api_labels(engine, b, le);
         buf_printf(b, "} %llu\n", sum);
     }
     buf_printf(b, "%s_sum", name);
-    api_labels(f, b, engine->idx, "");
+    api_labels(engine, b, "");
     buf_printf(b, "} %.6f\n%s_count", (double)atomic_load(&histogram->sum_micro) * 1e-6, name);
-    api_labels(f, b, engine->idx, "");
+    api_labels(engine, b, "");
     buf_printf(b, "} %llu\n", sum);
 }
 
@@ -215,7 +219,7 @@ static void api_metric_histogram(const struct api_engines *all, struct buf *b,
 {
     for (int i = 0; i < all->n; i++) {
         if (all->at[i].stats != NULL)
-            api_metric_buckets(all->f, b, &all->at[i], id, name);
+            api_metric_buckets(b, &all->at[i], id, name);
     }
 }
 
@@ -254,7 +258,7 @@ static void api_metrics_config(const struct api_engines *all, struct buf *b)
             continue;
         api_metric_head(b, &last, name, "gauge", "Information of the LLMEngine CacheConfig.");
         buf_add_text(b, name);
-        api_labels(all->f, b, all->at[i].idx, stats->cache_config);
+        api_labels(&all->at[i], b, stats->cache_config);
         buf_add_text(b, "} 1\n");
     }
 }
@@ -285,8 +289,7 @@ static unsigned long long api_tenant_value(const struct wire_tenant *t, enum api
 
 /* One column of the tenants of one engine, at most WIRE_TENANTS. The first row has an empty name:
  * requests without a tenant, and of tenants without a row of their own. */
-static void api_metrics_column(const struct front *f, struct buf *b,
-                               const struct api_engine *engine, const char *name,
+static void api_metrics_column(struct buf *b, const struct api_engine *engine, const char *name,
                                enum api_tenant_column column)
 {
     uint32_t n = atomic_load(&engine->stats->n_tenants);
@@ -295,7 +298,7 @@ static void api_metrics_column(const struct front *f, struct buf *b,
         const struct wire_tenant *tenant_row = &engine->stats->tenants[i];
 
         buf_add_text(b, name);
-        api_labels(f, b, engine->idx, "tenant=");
+        api_labels(engine, b, "tenant=");
         buf_add_json_string(b, tenant_row->name,
                             strnlen(tenant_row->name, sizeof tenant_row->name));
         buf_printf(b, "} %llu\n", api_tenant_value(tenant_row, column));
@@ -326,8 +329,7 @@ static void api_metrics_tenants(const struct api_engines *all, struct buf *b)
         api_metric_head(b, &last, columns[c].name, columns[c].type, columns[c].help);
         for (int i = 0; i < all->n; i++) {
             if (all->at[i].stats != NULL)
-                api_metrics_column(all->f, b, &all->at[i], columns[c].name,
-                                   (enum api_tenant_column)c);
+                api_metrics_column(b, &all->at[i], columns[c].name, (enum api_tenant_column)c);
         }
     }
 }
@@ -349,9 +351,8 @@ static double api_rank_value(const struct wire_rank *r, enum api_rank_column c)
 }
 
 /* One column of the ranks of one engine. */
-static void api_metrics_ranks_column(const struct front *f, struct buf *b,
-                                     const struct api_engine *engine, const char *name,
-                                     enum api_rank_column column)
+static void api_metrics_ranks_column(struct buf *b, const struct api_engine *engine,
+                                     const char *name, enum api_rank_column column)
 {
     uint32_t n = atomic_load(&engine->stats->n_ranks);
 
@@ -362,7 +363,7 @@ static void api_metrics_ranks_column(const struct front *f, struct buf *b,
         (void)snprintf(labels, sizeof labels, "stage=\"%u\",rank=\"%u\"", atomic_load(&rank->stage),
                        atomic_load(&rank->part));
         buf_add_text(b, name);
-        api_labels(f, b, engine->idx, labels);
+        api_labels(engine, b, labels);
         buf_printf(b, "} %.15g\n", api_rank_value(rank, column));
     }
 }
@@ -386,8 +387,7 @@ static void api_metrics_ranks(const struct api_engines *all, struct buf *b)
         api_metric_head(b, &last, columns[c].name, columns[c].type, columns[c].help);
         for (int i = 0; i < all->n; i++) {
             if (all->at[i].stats != NULL)
-                api_metrics_ranks_column(all->f, b, &all->at[i], columns[c].name,
-                                         (enum api_rank_column)c);
+                api_metrics_ranks_column(b, &all->at[i], columns[c].name, (enum api_rank_column)c);
         }
     }
 }
@@ -395,21 +395,28 @@ static void api_metrics_ranks(const struct api_engines *all, struct buf *b)
 /* The engines' numbers are copied first, because they change while we write. The numbers of a
  * single engine stay while it restarts; of several those of one that is gone are left out, because
  * it may stay away. True: there are numbers. */
-static bool api_metrics_read(struct front *f, struct exchange *x, struct api_engines *all)
+static bool api_metrics_read(const struct front *f, struct exchange *x, struct api_engines *all)
 {
     bool any = false;
 
-    *all = (struct api_engines){.f = f, .n = f->engines.n};
-    for (int i = 0; i < all->n; i++) {
-        struct wire_stats *stats = arena_alloc(&x->arena, sizeof *stats);
-        struct link_state state;
+    *all =
+        (struct api_engines){.at = arena_zalloc(&x->arena, sizeof *all->at * (size_t)f->n_links)};
+    for (int k = 0; k < f->n_served && all->at != NULL; k++) {
+        struct engines *engines = &f->served[k].engines;
 
-        link_read_state(&f->engines.links[i], &state, clock_us());
-        all->at[i] = (struct api_engine){.idx = i, .attached = state.attached};
-        if (stats != NULL && (state.attached || all->n == 1) &&
-            link_copy_stats(&f->engines.links[i], stats))
-            all->at[i].stats = stats;
-        any = any || all->at[i].stats != NULL;
+        for (int i = 0; i < engines->n; i++) {
+            struct api_engine *engine = &all->at[all->n++];
+            struct wire_stats *stats = arena_alloc(&x->arena, sizeof *stats);
+            struct link_state state;
+
+            link_read_state(&engines->links[i], &state, clock_us());
+            *engine =
+                (struct api_engine){.model = &f->served[k], .idx = i, .attached = state.attached};
+            if (stats != NULL && (state.attached || engines->n == 1) &&
+                link_copy_stats(&engines->links[i], stats))
+                engine->stats = stats;
+            any = any || engine->stats != NULL;
+        }
     }
     return any;
 }
@@ -426,7 +433,7 @@ void api_metrics(struct front *f, struct exchange *x, const struct json *body)
                        "# TYPE quire:engine_up gauge\n");
     for (int i = 0; i < all.n; i++) {
         buf_add_text(&buf, "quire:engine_up");
-        api_labels(f, &buf, i, "");
+        api_labels(&all.at[i], &buf, "");
         buf_printf(&buf, "} %d\n", all.at[i].attached ? 1 : 0);
     }
     if (any) {

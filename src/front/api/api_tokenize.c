@@ -17,12 +17,12 @@ void api_reply_buf(struct exchange *x, struct buf *b)
 }
 
 /* return_token_strs: the tokens as they are written in the tokenizer's files. */
-static void api_add_written(struct buf *b, const struct front *f, const struct token_list *ids)
+static void api_add_written(struct buf *b, const struct served *m, const struct token_list *ids)
 {
     buf_add_text(b, ",\"token_strs\":[");
     for (size_t i = 0; i < ids->len; i++) {
         size_t len;
-        const char *text = tokenizer_written(f->tokenizer, ids->ids[i], &len);
+        const char *text = tokenizer_written(m->tokenizer, ids->ids[i], &len);
 
         buf_add_comma(b, i > 0);
         buf_add_json_string(b, text == NULL ? "" : text, len);
@@ -42,6 +42,7 @@ void api_tokenize(struct front *f, struct exchange *x, const struct json *body)
     struct buf buf = {0};
     int rc;
 
+    (void)f;
     if (!chat && (prompt == NULL || prompt->kind != JSON_TEXT)) {
         exchange_reply_error(x, ERR_INVALID, "'prompt' must be a string, or give 'messages'",
                              "prompt", 0);
@@ -53,7 +54,7 @@ void api_tokenize(struct front *f, struct exchange *x, const struct json *body)
                              "chat_template", 0);
         return;
     }
-    if (chat && !api_render_chat(f, x, body, &text)) {
+    if (chat && !api_render_chat(x, body, &text)) {
         chat_prompt_fini(&text);
         return;
     }
@@ -61,11 +62,11 @@ void api_tokenize(struct front *f, struct exchange *x, const struct json *body)
      * unless the client asks. Spans of the prompt that came from the client may be kept from
      * becoming control tokens. */
     if (chat)
-        rc = tokenizer_encode_own(f->tokenizer, buf_text(&text.text), text.text.len,
+        rc = tokenizer_encode_own(x->served->tokenizer, buf_text(&text.text), text.text.len,
                                   lax_get_flag(body, "add_special_tokens", false),
                                   x->splits_special ? &text.own : NULL, &ids);
     else
-        rc = tokenizer_encode(f->tokenizer, prompt->text, prompt->text_len,
+        rc = tokenizer_encode(x->served->tokenizer, prompt->text, prompt->text_len,
                               lax_get_flag(body, "add_special_tokens", true), &ids);
     chat_prompt_fini(&text);
     if (rc != ERR_OK) {
@@ -74,7 +75,7 @@ void api_tokenize(struct front *f, struct exchange *x, const struct json *body)
         return;
     }
     /* max_model_len is 0 before the first engine. */
-    engines_read_state(&f->engines, &state, x->arrival_us);
+    engines_read_state(&x->served->engines, &state, x->arrival_us);
     buf_printf(&buf, "{\"count\":%zu,\"max_model_len\":%u,\"tokens\":[", ids.len,
                state.max_model_len);
     for (size_t i = 0; i < ids.len; i++) {
@@ -83,7 +84,7 @@ void api_tokenize(struct front *f, struct exchange *x, const struct json *body)
     }
     buf_add_byte(&buf, ']');
     if (lax_get_flag(body, "return_token_strs", false))
-        api_add_written(&buf, f, &ids);
+        api_add_written(&buf, x->served, &ids);
     buf_add_byte(&buf, '}');
     token_list_fini(&ids);
     api_reply_buf(x, &buf);
@@ -98,11 +99,13 @@ void api_detokenize(struct front *f, struct exchange *x, const struct json *body
     struct buf buf = {0};
     int rc = tokens == NULL ? ERR_INVALID : ERR_OK;
 
+    (void)f;
     /* The detokenizer must only see ids that exist. */
     for (uint32_t i = 0; rc == ERR_OK && i < tokens->n; i++) {
         const struct json *id = &tokens->items[i];
 
-        if (id->kind != JSON_INT || id->whole < 0 || id->whole >= tokenizer_n_vocab(f->tokenizer))
+        if (id->kind != JSON_INT || id->whole < 0 ||
+            id->whole >= tokenizer_n_vocab(x->served->tokenizer))
             rc = ERR_INVALID;
         else
             rc = token_list_add(&ids, (int32_t)id->whole);
@@ -112,7 +115,7 @@ void api_detokenize(struct front *f, struct exchange *x, const struct json *body
                              0);
     } else {
         /* Special tokens are shown. */
-        tokenizer_decode(f->tokenizer, ids.ids, ids.len, false, &text);
+        tokenizer_decode(x->served->tokenizer, ids.ids, ids.len, false, &text);
         buf_add_text(&buf, "{\"prompt\":");
         buf_add_json_string(&buf, buf_text(&text), text.len);
         buf_add_byte(&buf, '}');

@@ -25,6 +25,6 @@ bool cache_allows(const struct front *f, struct exchange *x);
 /* Called by the streamer: a fact has arrived; all of g have arrived. The last engine's end makes
  * the answer. */
 void cache_fact(struct gen *g, const struct wire_out *o);
-void cache_end(struct front *f, struct gen *g);
+void cache_end(struct gen *g);
 
 #endif

@@ -126,24 +126,24 @@ static uint32_t piece_chars(const struct piece *p, size_t n)
 
 /* The number of ids that may become text. A special token at the end waits for the next event,
  * because it may be the one that ended the text; then it is never shown. */
-static size_t piece_end(const struct front *f, const struct piece *p, bool by_length)
+static size_t piece_end(const struct piece *p, bool by_length)
 {
     size_t n = p->g->tokens.len;
 
     if (n == 0 || by_length || p->g->detok.include_stop ||
-        !tokenizer_is_skipped(f->tokenizer, p->g->tokens.ids[n - 1]))
+        !tokenizer_is_skipped(p->g->exchange->served->tokenizer, p->g->tokens.ids[n - 1]))
         return n;
     return n - 1;
 }
 
 /* Send all ids of the choice through detokenizer and parser; those from n_before on make the delta.
  * Before it, `says` is false and the output is dropped. */
-static void piece_say(const struct front *f, struct piece *p, size_t n_before)
+static void piece_say(struct piece *p, size_t n_before)
 {
     const struct json *why = json_get_kind(p->choice, "finish_reason", JSON_TEXT);
     bool by_length = why != NULL && json_is_text(why, "length");
     struct gen *g = p->g;
-    size_t end = piece_end(f, p, by_length);
+    size_t end = piece_end(p, by_length);
 
     /* A client may send fewer ids than the state had counted, but text that was sent stays sent. */
     if (end < n_before)
@@ -175,7 +175,7 @@ static void piece_say(const struct front *f, struct piece *p, size_t n_before)
 }
 
 /* Read the choice's ids, of the state and of this event. False after an error answer. */
-static bool piece_read(struct front *f, struct exchange *x, struct piece *p)
+static bool piece_read(struct exchange *x, struct piece *p)
 {
     const struct json *ids = json_get_kind(p->choice, "token_ids", JSON_LIST);
     const struct json *before = json_get_kind(p->before, "token_ids", JSON_LIST);
@@ -185,7 +185,7 @@ static bool piece_read(struct front *f, struct exchange *x, struct piece *p)
     char why[160] = "";
     int rc = ERR_OK;
 
-    engines_read_state(&f->engines, &engine, 0);
+    engines_read_state(&x->served->engines, &engine, 0);
     if (before != NULL)
         rc = gen_add_ids(p->g, before, why, sizeof why);
     if (rc == ERR_OK && (n_said < 0 || (size_t)n_said > p->g->tokens.len)) {
@@ -219,7 +219,7 @@ static bool piece_read(struct front *f, struct exchange *x, struct piece *p)
             x, rc, why[0] == '\0' ? "each choice must have a list of token_ids" : why, param, 0);
         return false;
     }
-    piece_say(f, p, (size_t)n_said);
+    piece_say(p, (size_t)n_said);
     return true;
 }
 
@@ -347,11 +347,10 @@ static const struct json *find_before(const struct json *state, int idx)
 }
 
 /* Find out where the replies began, and set their parsers up. False after an error answer. */
-static bool listen(struct front *f, struct exchange *x, const struct json *request,
-                   struct piece *pieces, uint32_t n)
+static bool listen(struct exchange *x, const struct json *request, struct piece *pieces, uint32_t n)
 {
     struct chat_prompt prompt = {0};
-    bool fine = request == NULL || api_render_chat(f, x, request, &prompt);
+    bool fine = request == NULL || api_render_chat(x, request, &prompt);
 
     for (uint32_t i = 0; i < n && fine; i++) {
         struct gen *g = pieces[i].g;
@@ -369,7 +368,7 @@ static bool listen(struct front *f, struct exchange *x, const struct json *reque
         reply_init(&g->speech->reply, &options, piece_said, &pieces[i]);
     }
     if (fine && request != NULL && x->n_gens > 0)
-        (void)gen_begin(f, x->gens, x->n_gens, &prompt.text);
+        (void)gen_begin(x->gens, x->n_gens, &prompt.text);
     chat_prompt_fini(&prompt);
     return fine;
 }
@@ -448,10 +447,10 @@ void derender_event(struct front *f, struct exchange *x, const struct json *body
         json_get_int(json_get_kind(body, "stream_state", JSON_OBJECT), "created", x->created);
     if (state != NULL && state->kind != JSON_OBJECT)
         state = NULL;
-    if (!place(f, x, choices, state, pieces) || !listen(f, x, chat ? request : NULL, pieces, n))
+    if (!place(f, x, choices, state, pieces) || !listen(x, chat ? request : NULL, pieces, n))
         return;
     for (uint32_t i = 0; i < n && fine; i++)
-        fine = piece_read(f, x, &pieces[i]);
+        fine = piece_read(x, &pieces[i]);
     if (fine)
         write_answer(x, event, state, pieces, n);
     for (uint32_t i = 0; i < n; i++) {

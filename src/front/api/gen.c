@@ -73,11 +73,11 @@ void gen_keep_name(struct exchange *x, const struct json *name)
 
 /* Set up the parsing of a chat's reply, if the model has tool calls or reasoning, or the answer's
  * shape has blocks. */
-static int gen_listen(struct front *f, struct exchange *x, struct gen *g,
-                      const struct fields *fields)
+static int gen_listen(struct exchange *x, struct gen *g, const struct fields *fields)
 {
-    struct reply_options options = {.format = form_reply_format(&fields->form, f->reply_format),
-                                    .reasoning = f->reply_reasoning,
+    struct reply_options options = {.format =
+                                        form_reply_format(&fields->form, x->served->reply_format),
+                                    .reasoning = x->served->reply_reasoning,
                                     .only_calls = form_forces(&fields->form),
                                     .tools = fields->form.tools};
 
@@ -94,8 +94,9 @@ static int gen_listen(struct front *f, struct exchange *x, struct gen *g,
 
 /* Does the reply's parser need special tokens that texts normally leave out? Tags of calls and of
  * reasoning may be such tokens. */
-static bool gen_needs_special(const struct front *f, const struct gen *g)
+static bool gen_needs_special(const struct gen *g)
 {
+    const struct tokenizer *tokenizer = g->exchange->served->tokenizer;
     const char *close;
 
     if (g->speech == NULL)
@@ -103,7 +104,7 @@ static bool gen_needs_special(const struct front *f, const struct gen *g)
     close = reply_reason_close(g->speech->reply.o.reasoning);
     return g->speech->reply.o.format != REPLY_PLAIN ||
            (close != NULL &&
-            tokenizer_is_skipped(f->tokenizer, tokenizer_find(f->tokenizer, close, strlen(close))));
+            tokenizer_is_skipped(tokenizer, tokenizer_find(tokenizer, close, strlen(close))));
 }
 
 /* fields.form lies on the stack; the exchange needs it until its end. */
@@ -122,7 +123,7 @@ static bool gen_read_fields(struct front *f, struct exchange *x, const struct js
                             struct fields *fields)
 {
     struct reason reason = {.text = ""};
-    int rc = fields_read(fields, x, body, &f->defaults, &f->names, &reason);
+    int rc = fields_read(fields, x, body, &x->served->defaults, &x->served->names, &reason);
 
     if (rc != ERR_OK) {
         exchange_reply_error(x, rc, reason.text, reason.param, 0);
@@ -138,15 +139,15 @@ static bool gen_read_fields(struct front *f, struct exchange *x, const struct js
     if (!policy_read(&f->settings, x, &fields->request))
         return false;
     if (fields->bad_words != NULL)
-        rc = token_rules_read_bad_words(&x->token_rules, &x->arena, f->tokenizer, fields->bad_words,
-                                        reason.text, sizeof reason.text);
+        rc = token_rules_read_bad_words(&x->token_rules, &x->arena, x->served->tokenizer,
+                                        fields->bad_words, reason.text, sizeof reason.text);
     if (rc != ERR_OK)
         exchange_reply_error(x, rc, reason.text, "bad_words", 0);
     return rc == ERR_OK;
 }
 
 /* Make generation i. Choices of one prompt differ in their seeds only. */
-static int gen_make(struct front *f, struct exchange *x, int i, struct fields *fields)
+static int gen_make(struct exchange *x, int i, struct fields *fields)
 {
     struct gen *g = &x->gens[i];
     int rc;
@@ -160,11 +161,11 @@ static int gen_make(struct front *f, struct exchange *x, int i, struct fields *f
         g->request.generate.sampling.seed += (uint64_t)(i % x->n);
     if (i % x->n != 0) /* the first choice reports them for all */
         g->request.flags &= ~(uint32_t)WIRE_PROMPT_LOGPROBS;
-    rc = gen_listen(f, x, g, fields);
-    if (gen_needs_special(f, g) && !fields->skip_special_given)
+    rc = gen_listen(x, g, fields);
+    if (gen_needs_special(g) && !fields->skip_special_given)
         fields->skip_special = false;
     if (rc == ERR_OK)
-        rc = detok_init(&g->detok, f->tokenizer, fields->skip_special, fields->stops,
+        rc = detok_init(&g->detok, x->served->tokenizer, fields->skip_special, fields->stops,
                         (size_t)fields->n_stops, fields->include_stop);
     if (rc == ERR_OK)
         detok_continue(&g->detok); /* its first token continues the prompt */
@@ -182,9 +183,9 @@ bool gen_prepare(struct front *f, struct exchange *x, const struct json *body,
 
     must(n_prompts > 0);
     x->format = format;
-    x->model = f->model_name;
-    x->role = f->settings.response_role;
-    x->fingerprint = f->fingerprint;
+    x->model = x->served->model_name;
+    x->role = x->served->settings.response_role;
+    x->fingerprint = x->served->fingerprint;
     if (!gen_read_fields(f, x, body, &fields))
         return false;
     /* n is at most 128 and n_prompts at most max_choices, so this does not overflow. */
@@ -203,7 +204,7 @@ bool gen_prepare(struct front *f, struct exchange *x, const struct json *body,
         return false;
     }
     for (int i = 0; i < n_gens; i++) {
-        int rc = gen_make(f, x, i, &fields);
+        int rc = gen_make(x, i, &fields);
 
         if (rc != ERR_OK) {
             exchange_reply_error(x, rc, NULL, "stop", 0);
@@ -221,13 +222,13 @@ bool gen_prepare(struct front *f, struct exchange *x, const struct json *body,
 /* A text has at least len / (longest token) tokens. When even that exceeds the context, refuse it
  * before encoding, because counting the tokens of 30 MB takes a second. Not while the engine is
  * draining or gone, because the next one may have a longer context. */
-static int gen_check_length(struct front *f, const struct gen *g, size_t len, char *why, size_t cap)
+static int gen_check_length(const struct gen *g, size_t len, char *why, size_t cap)
 {
-    size_t most = tokenizer_most_bytes(f->tokenizer);
+    size_t most = tokenizer_most_bytes(g->exchange->served->tokenizer);
     size_t at_least = most == 0 ? 0 : len / most;
     struct link_state engine;
 
-    engines_read_state(&f->engines, &engine, 0);
+    engines_read_state(&g->exchange->served->engines, &engine, 0);
     if (g->exchange->truncate_to == 0 && engine.attached && !engine.draining &&
         at_least > engine.max_model_len) {
         (void)snprintf(why, cap,
@@ -258,37 +259,38 @@ int gen_add_ids(struct gen *g, const struct json *ids, char *why, size_t cap)
 }
 
 /* Encode a text and append its tokens. */
-int gen_add_text(struct front *f, struct gen *g, const struct json *text, bool add_special,
-                 char *why, size_t cap)
+int gen_add_text(struct gen *g, const struct json *text, bool add_special, char *why, size_t cap)
 {
-    int rc = gen_check_length(f, g, text->text_len, why, cap);
+    int rc = gen_check_length(g, text->text_len, why, cap);
 
     if (rc != ERR_OK)
         return rc;
-    return tokenizer_encode(f->tokenizer, text->text, text->text_len, add_special, &g->tokens);
+    return tokenizer_encode(g->exchange->served->tokenizer, text->text, text->text_len, add_special,
+                            &g->tokens);
 }
 
 /* Encode a chat's prompt. Texts that come from the client's messages are encoded without control
  * tokens if splits_special is set. */
-int gen_add_prompt(struct front *f, struct gen *g, const struct chat_prompt *prompt,
-                   bool add_special, char *why, size_t cap)
+int gen_add_prompt(struct gen *g, const struct chat_prompt *prompt, bool add_special, char *why,
+                   size_t cap)
 {
     const struct spans *own = g->exchange->splits_special ? &prompt->own : NULL;
     const char *text = buf_text(&prompt->text);
-    int rc = gen_check_length(f, g, prompt->text.len, why, cap);
+    int rc = gen_check_length(g, prompt->text.len, why, cap);
 
     if (rc != ERR_OK)
         return rc;
-    return tokenizer_encode_own(f->tokenizer, text, prompt->text.len, add_special, own, &g->tokens);
+    return tokenizer_encode_own(g->exchange->served->tokenizer, text, prompt->text.len, add_special,
+                                own, &g->tokens);
 }
 
 /* Compile the form of the output, or find it compiled. The reply's automaton depends on where the
  * reply begins, so this comes after the prompts. */
-bool gen_hold(struct front *f, struct exchange *x, enum form_start start)
+bool gen_hold(struct exchange *x, enum form_start start)
 {
-    struct form_model model = {.format = f->reply_format,
+    struct form_model model = {.format = x->served->reply_format,
                                .start = start,
-                               .reasoning = f->reply_reasoning,
+                               .reasoning = x->served->reply_reasoning,
                                .chat = x->format == EXCHANGE_CHAT,
                                .one_call = x->one_call};
     struct reason reason = {.text = ""};
@@ -298,7 +300,7 @@ bool gen_hold(struct front *f, struct exchange *x, enum form_start start)
         return true;
     /* The tenant's name shares the compilers fairly. */
     policy_tenant(fcgi_param(x->fcgi, "QUIRE_TENANT"), model.tenant);
-    rc = form_compile(x->form, &model, &f->compiled, &x->arena, &x->compiled, &reason);
+    rc = form_compile(x->form, &model, &x->served->compiled, &x->arena, &x->compiled, &reason);
     if (rc != ERR_OK)
         exchange_reply_error(x, rc, reason.text, rc == ERR_OVERLOADED ? NULL : reason.param,
                              rc == ERR_OVERLOADED);
@@ -307,23 +309,23 @@ bool gen_hold(struct front *f, struct exchange *x, enum form_start start)
 
 /* The number of prompt tokens to keep; 0: all. truncate_to is -1 for "as many as fit beside the
  * answer". */
-static size_t gen_wanted(struct front *f, const struct exchange *x)
+static size_t gen_wanted(const struct exchange *x)
 {
     uint64_t more = exchange_least_answer(x);
     struct link_state engine;
 
     if (x->truncate_to >= 0)
         return (size_t)x->truncate_to;
-    engines_read_state(&f->engines, &engine, 0);
+    engines_read_state(&x->served->engines, &engine, 0);
     if (engine.max_model_len > more)
         return (size_t)(engine.max_model_len - more);
     return 0;
 }
 
 /* Cut a prompt that is longer than that: keep its end, or its beginning (truncation_side). */
-static void gen_truncate(struct front *f, struct exchange *x, struct gen *g)
+static void gen_truncate(struct exchange *x, struct gen *g)
 {
-    size_t keep = gen_wanted(f, x);
+    size_t keep = gen_wanted(x);
 
     if (keep == 0 || g->tokens.len <= keep)
         return;
@@ -339,7 +341,7 @@ static void gen_truncate(struct front *f, struct exchange *x, struct gen *g)
 
 /* Copy a prompt to its other choices. With echo, the text of all of them begins with the
  * prompt's. */
-static int gen_share_prompt(struct front *f, struct exchange *x, struct gen *g)
+static int gen_share_prompt(struct exchange *x, struct gen *g)
 {
     if (g->tokens.len > GEN_SHARED_IDS_MAX / (size_t)x->n)
         return ERR_TOO_LARGE;
@@ -354,7 +356,7 @@ static int gen_share_prompt(struct front *f, struct exchange *x, struct gen *g)
         }
         to->n_prompt = (uint32_t)g->tokens.len;
         if (x->echo && x->format == EXCHANGE_COMPLETION)
-            tokenizer_decode(f->tokenizer, g->tokens.ids, g->tokens.len, true, &to->text);
+            tokenizer_decode(x->served->tokenizer, g->tokens.ids, g->tokens.len, true, &to->text);
         if (to->text.failed)
             return ERR_NO_MEMORY;
     }
@@ -362,18 +364,18 @@ static int gen_share_prompt(struct front *f, struct exchange *x, struct gen *g)
 }
 
 /* The prompts are complete: cut them to length and copy them to the other choices. */
-bool gen_finish_prompts(struct front *f, struct exchange *x, const char *param)
+bool gen_finish_prompts(struct exchange *x, const char *param)
 {
     must(x->n >= 1);
     for (int i = 0; i < x->n_gens; i += x->n) {
         struct gen *g = &x->gens[i];
         int rc = ERR_OK;
 
-        gen_truncate(f, x, g);
+        gen_truncate(x, g);
         if (g->tokens.len == 0 || g->tokens.len > INT32_MAX)
             rc = g->tokens.len == 0 ? ERR_INVALID : ERR_TOO_LONG;
         else
-            rc = gen_share_prompt(f, x, g);
+            rc = gen_share_prompt(x, g);
         if (rc != ERR_OK) {
             exchange_reply_error(x, rc, g->tokens.len == 0 ? "the prompt is empty" : NULL, param,
                                  0);

@@ -58,13 +58,13 @@ static int health_look(struct front *f, char *why, size_t cap, struct link_state
 
     why[0] = '\0';
     *n_well = 0;
-    engines_read_state(&f->engines, state, clock_us());
-    for (int i = 0; i < f->engines.n; i++) {
+    engines_read_state(&f->served[0].engines, state, clock_us());
+    for (int i = 0; i < f->n_links; i++) {
         struct link_state one;
         char reason[160];
         int got;
 
-        link_read_state(&f->engines.links[i], &one, clock_us());
+        link_read_state(f->links[i], &one, clock_us());
         got = health_judge(f, &one, reason, sizeof reason);
         *n_well += got == ERR_OK;
         if (one.attached && got != ERR_OK) {
@@ -78,8 +78,7 @@ static int health_look(struct front *f, char *why, size_t cap, struct link_state
 }
 
 /* The answer of a healthy server. */
-static void health_say(const struct front *f, struct exchange *x, const struct link_state *s,
-                       int n_well)
+static void health_say(struct exchange *x, const struct link_state *s, int n_well)
 {
     char text[64];
 
@@ -87,8 +86,9 @@ static void health_say(const struct front *f, struct exchange *x, const struct l
         (void)snprintf(text, sizeof text, "{\"state\":\"asleep\"}");
     else if (s->waking)
         (void)snprintf(text, sizeof text, "{\"state\":\"waking\"}");
-    else if (f->engines.n > 1)
-        (void)snprintf(text, sizeof text, "{\"engines\":%d,\"healthy\":%d}", f->engines.n, n_well);
+    else if (x->served->engines.n > 1)
+        (void)snprintf(text, sizeof text, "{\"engines\":%d,\"healthy\":%d}", x->served->engines.n,
+                       n_well);
     else
         (void)snprintf(text, sizeof text, "{}");
     exchange_reply(x, 200, "application/json", text, strlen(text));
@@ -175,7 +175,7 @@ void api_health(struct front *f, struct exchange *x, const struct json *body)
              !state.waking) /* a health check must not wake the engine */
         health_probe(f, x);
     else
-        health_say(f, x, &state, n_well);
+        health_say(x, &state, n_well);
 }
 
 /* The probe's token has come. */
@@ -200,7 +200,7 @@ void health_failed(struct front *f, struct exchange *x, int err)
     must(x->probe);
     /* No slot was free, so the server is full but alive: the shallow check decides. */
     if (err == ERR_OVERLOADED && health_look(f, why, sizeof why, &state, &n_well) == ERR_OK) {
-        health_say(f, x, &state, n_well);
+        health_say(x, &state, n_well);
         return;
     }
     atomic_store(&f->probe_failed, true);

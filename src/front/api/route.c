@@ -176,13 +176,13 @@ static bool route_fits(const struct route *r, const char *path)
 
 /* A full server refuses before it reads and parses the body, because refusals must not take time
  * from the requests that are being served. */
-static bool route_turns_away(struct front *f, struct exchange *x)
+static bool route_turns_away(struct exchange *x)
 {
     char tenant[WIRE_TENANT_BYTES];
     int again_s;
 
     policy_tenant(fcgi_param(x->fcgi, "QUIRE_TENANT"), tenant);
-    again_s = engines_turns_away(&f->engines, tenant);
+    again_s = engines_turns_away(&x->served->engines, tenant);
     if (again_s == 0)
         return false;
     fcgi_skip_body(x->fcgi);
@@ -239,9 +239,9 @@ void route_describe(struct buf *b)
 
 /* Of several engines: what each has of the prompts, before the streamer chooses one. The choices of
  * a prompt share the answer. Without memory nothing is known. */
-static void route_look(struct front *f, struct exchange *x)
+static void route_look(struct exchange *x)
 {
-    if (f->engines.n == 1 || x->complete || x->asks || x->probe)
+    if (x->served->engines.n == 1 || x->complete || x->asks || x->probe)
         return;
     for (int i = 0; i < x->n_gens; i++) {
         struct gen *g = &x->gens[i];
@@ -251,9 +251,9 @@ static void route_look(struct front *f, struct exchange *x)
             g->held = x->gens[i - 1].held;
             continue;
         }
-        held = arena_alloc(&x->arena, sizeof *held * (size_t)f->engines.n);
+        held = arena_alloc(&x->arena, sizeof *held * (size_t)x->served->engines.n);
         if (held != NULL)
-            engines_look(&f->engines, g->tokens.ids, g->n_prompt, g->request.salt, held);
+            engines_look(&x->served->engines, g->tokens.ids, g->n_prompt, g->request.salt, held);
         g->held = held;
     }
 }
@@ -267,6 +267,7 @@ void route_exchange(struct front *f, struct exchange *x)
     char why[512];
     bool known = false;
 
+    x->served = &f->served[0];
     route_path(x, path, sizeof path);
     /* an unusable name is ignored */
     (void)exchange_name(x, fcgi_param(x->fcgi, "QUIRE_REQUEST_ID"));
@@ -290,7 +291,7 @@ void route_exchange(struct front *f, struct exchange *x)
             fcgi_skip_body(x->fcgi);
             return;
         }
-        if ((route->traits & GENERATES) != 0 && route_turns_away(f, x))
+        if ((route->traits & GENERATES) != 0 && route_turns_away(x))
             return;
         if ((route->traits & BODY) != 0) {
             body = route_body(f, x);
@@ -300,7 +301,7 @@ void route_exchange(struct front *f, struct exchange *x)
             fcgi_skip_body(x->fcgi); /* otherwise nginx, while it still writes, would answer 502 */
         }
         route->answer(f, x, body);
-        route_look(f, x);
+        route_look(x);
         /* An endpoint that failed after making generations has answered already. */
         if (x->complete) {
             for (int g = 0; g < x->n_gens; g++)

@@ -86,6 +86,7 @@ struct brought {
 };
 
 struct link;
+struct served;
 
 /* One continuation of one prompt. The front holds the prompt and all output tokens so far, so that
  * the generation can go on with another engine when one dies. */
@@ -133,6 +134,7 @@ struct exchange {
     struct fcgi *fcgi;
     struct arena arena; /* the body and everything parsed from it */
     uint64_t arrival_us;
+    struct served *served; /* the model that it is for; set by the route */
 
     /* The answer. */
     struct buf out; /* the answer's bytes; those before out_sent were sent */

@@ -82,7 +82,7 @@ void streamer_fail(struct streamer *s, struct exchange *x, int err, const char *
     if (err_http_status(err) == 429 || err_http_status(err) == 503) {
         retry_after_s = x->retry_after_s;
         if (retry_after_s == 0)
-            retry_after_s = engines_retry_after(&s->f->engines);
+            retry_after_s = engines_retry_after(&x->served->engines);
         if (retry_after_s < 1)
             retry_after_s = 1;
     }
@@ -244,7 +244,7 @@ static bool streamer_waited(const struct streamer *s, const struct exchange *x)
 {
     uint64_t wait_us = (uint64_t)s->f->settings.engine_wait_ms * 1000u;
 
-    if (engines_drain(&s->f->engines))
+    if (engines_drain(&x->served->engines))
         return false;
 
     for (int i = 0; i < x->n_gens; i++) {
@@ -371,6 +371,16 @@ static void streamer_client(struct streamer *s, struct exchange *x, uint32_t eve
     }
 }
 
+/* The link whose descriptor's variable is at p, or NULL. */
+static struct link *streamer_link_at(struct front *f, const void *p)
+{
+    struct link *link = NULL;
+
+    for (int i = 0; i < f->n_served && link == NULL; i++)
+        link = engines_at(&f->served[i].engines, p);
+    return link;
+}
+
 /* Wait for events, and handle those of sockets and descriptors. The lane is read by the caller
  * after each pass, so an event of it only ends the wait. */
 static void streamer_events(struct streamer *s, int timeout_ms)
@@ -383,7 +393,7 @@ static void streamer_events(struct streamer *s, int timeout_ms)
     s->now_us = clock_us();
     for (int i = 0; i < n; i++) {
         void *p = ev[i].data.ptr;
-        struct link *link = engines_at(&f->engines, p);
+        struct link *link = streamer_link_at(f, p);
 
         /* The data of a descriptor's event is the address of its variable; all others are
          * exchanges. */
@@ -418,8 +428,8 @@ static int streamer_timeout_ms(struct streamer *s)
 
     if (!streamer_may_sleep(s))
         return 0;
-    for (int i = 0; i < s->f->engines.n; i++) {
-        struct link *link = &s->f->engines.links[i];
+    for (int i = 0; i < s->f->n_links; i++) {
+        struct link *link = s->f->links[i];
 
         if (link->control_fd == -1)
             timeout_ms = timeout_ms > STREAMER_DETACHED_MS ? STREAMER_DETACHED_MS : timeout_ms;
@@ -432,16 +442,16 @@ static int streamer_timeout_ms(struct streamer *s)
 /* Read the lanes of all engines. */
 static void streamer_lanes(struct streamer *s)
 {
-    for (int i = 0; i < s->f->engines.n; i++)
-        streamer_lane(s, &s->f->engines.links[i]);
+    for (int i = 0; i < s->f->n_links; i++)
+        streamer_lane(s, s->f->links[i]);
 }
 
 /* The engines need not wake us for records that are read in this pass. */
 static void streamer_awake(struct streamer *s)
 {
-    for (int i = 0; i < s->f->engines.n; i++) {
-        if (s->f->engines.links[i].control_fd != -1)
-            lane_front_awake(&s->f->engines.links[i].lane);
+    for (int i = 0; i < s->f->n_links; i++) {
+        if (s->f->links[i]->control_fd != -1)
+            lane_front_awake(&s->f->links[i]->lane);
     }
 }
 

@@ -33,10 +33,23 @@ static bool streamer_said_all(const struct gen *g, struct wire_out *o)
     return g->ended || n_out >= longest;
 }
 
+/* The model of a link. */
+static struct served *streamer_served(const struct streamer *s, const struct link *link)
+{
+    int i = 0;
+
+    while (i + 1 < s->f->n_served && (link < s->f->served[i].engines.links ||
+                                      link >= s->f->served[i].engines.links + ENGINES_MAX))
+        i++;
+    return &s->f->served[i];
+}
+
 /* The connection to an engine is gone: read the rest of its lane, then let all its unfinished
  * generations go on with another engine, or wait for one. */
 void streamer_engine_lost(struct streamer *s, struct link *link)
 {
+    struct served *m = streamer_served(s, link);
+
     must(link->control_fd != -1);
     /* The records that the engine wrote before it died are still in the lane. */
     streamer_lane(s, link);
@@ -63,12 +76,14 @@ void streamer_engine_lost(struct streamer *s, struct link *link)
         }
     }
     link_lost(link, s->now_us);
-    if (engines_serve(&s->f->engines)) {
-        streamer_resume(s);
+    if (engines_serve(&m->engines)) {
+        streamer_resume(s, m);
         return;
     }
-    for (struct gen *g = s->waiting; g != NULL; g = g->next)
-        g->wait_us = s->now_us;
+    for (struct gen *g = s->waiting; g != NULL; g = g->next) {
+        if (g->exchange->served == m)
+            g->wait_us = s->now_us;
+    }
 }
 
 /* Nothing of x was sent: when its connection is closed now, nginx tries another front. */
@@ -82,8 +97,8 @@ static uint64_t streamer_foreign_us(const struct streamer *s)
 {
     uint64_t since_us = 0;
 
-    for (int i = 0; i < s->f->engines.n; i++) {
-        const struct link *link = &s->f->engines.links[i];
+    for (int i = 0; i < s->f->n_links; i++) {
+        const struct link *link = s->f->links[i];
 
         if (link->control_fd != -1)
             return 0;
@@ -136,13 +151,13 @@ static int streamer_poll(struct streamer *s, int fd, uint32_t events, const int 
     return ERR_IO;
 }
 
-/* Try to attach to engine i; true when it is attached and polled. */
-static bool streamer_attach(struct streamer *s, int i)
+/* Try to attach to engine i of m; true when it is attached and polled. */
+static bool streamer_attach(struct streamer *s, struct served *m, int i)
 {
-    struct link *link = &s->f->engines.links[i];
+    struct link *link = &m->engines.links[i];
     int calling_fd = link->calling_fd;
 
-    if (!engines_try(&s->f->engines, i, s->now_us)) {
+    if (!engines_try(&m->engines, i, s->now_us)) {
         /* The welcome ends the wait; without the poll it is found a little later. */
         if (link->calling_fd != -1 && link->calling_fd != calling_fd)
             (void)!streamer_poll(s, link->calling_fd, EPOLLIN, &link->calling_fd);
@@ -152,8 +167,22 @@ static bool streamer_attach(struct streamer *s, int i)
         link_lost(link, s->now_us);
         return false;
     }
-    vocabulary_want(&s->f->vocabulary, &link->engine);
+    vocabulary_want(&m->vocabulary, &link->engine);
     return true;
+}
+
+/* The same for one model. True: an engine was attached. */
+static bool streamer_engine_of(struct streamer *s, struct served *m)
+{
+    bool any = false;
+
+    for (int i = 0; i < m->engines.n; i++)
+        any = streamer_attach(s, m, i) || any;
+    if (any)
+        streamer_resume(s, m);
+    else
+        streamer_submit_rest(s, m);
+    return any;
 }
 
 /* In each pass: attach to the engines that there are, and submit waiting generations. */
@@ -162,13 +191,9 @@ void streamer_engine(struct streamer *s)
     bool any = false;
     uint64_t since_us;
 
-    for (int i = 0; i < s->f->engines.n; i++)
-        any = streamer_attach(s, i) || any;
+    for (int i = 0; i < s->f->n_served; i++)
+        any = streamer_engine_of(s, &s->f->served[i]) || any;
     since_us = streamer_foreign_us(s);
-    if (any)
-        streamer_resume(s);
-    else if (since_us != 0)
+    if (!any && since_us != 0)
         streamer_yield(s, since_us);
-    else
-        streamer_submit_rest(s);
 }

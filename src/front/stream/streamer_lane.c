@@ -82,7 +82,7 @@ void streamer_finished(struct streamer *s, struct gen *g, const struct wire_out 
     /* The engine found the automaton too expensive: remember that, so that the next request with it
      * is refused at once. */
     if (o->finish == WIRE_FIN_ERROR && o->value == ERR_LIMIT && x->compiled != NULL) {
-        compiled_cache_refuse(&s->f->compiled, &x->compiled->name, ERR_LIMIT, costly);
+        compiled_cache_refuse(&x->served->compiled, &x->compiled->name, ERR_LIMIT, costly);
         why = costly;
     }
     /* The slot is free from here on. */
@@ -103,7 +103,7 @@ void streamer_finished(struct streamer *s, struct gen *g, const struct wire_out 
         return;
     }
     if (x->asks) {
-        cache_end(s->f, g);
+        cache_end(g);
         return;
     }
     if (x->beams != NULL) {

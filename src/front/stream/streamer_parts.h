@@ -59,12 +59,13 @@ void streamer_wait_remove(struct streamer *s, struct gen *g);
  * published at once, so that the engine knows of the others when the first begins. */
 void streamer_submit(struct streamer *s, struct exchange *x);
 
-void streamer_spell(struct streamer *s);  /* the vocabulary may be ready */
-void streamer_resume(struct streamer *s); /* an engine is attached, or one of several has gone:
-                                           * submit the waiting ones */
+void streamer_spell(struct streamer *s); /* the vocabulary may be ready */
 
-/* Submit the generations that wait for room in the attached engines. */
-void streamer_submit_rest(struct streamer *s);
+/* An engine of m is attached, or one of several has gone: submit the waiting ones. */
+void streamer_resume(struct streamer *s, struct served *m);
+
+/* Submit the generations that wait for room in the attached engines of m. */
+void streamer_submit_rest(struct streamer *s, const struct served *m);
 
 /* g lost its engine, or was not accepted by one that drains: let it wait for another. The next pass
  * submits it if there is one. */

@@ -67,7 +67,7 @@ static void streamer_count_refused(const struct gen *g, enum wire_refusal why)
 
 /* The checks that need values of the engine's welcome. ERR_OK, or an error with a sentence in
  * why. */
-static int streamer_check(const struct streamer *s, const struct gen *g, struct reason *reason)
+static int streamer_check(const struct gen *g, struct reason *reason)
 {
     const struct wire_welcome *welcome = &g->link->engine;
     const struct exchange *x = g->exchange;
@@ -94,15 +94,14 @@ static int streamer_check(const struct streamer *s, const struct gen *g, struct 
         }
     }
     if (g->request.task == WIRE_GENERATE)
-        return logprobs_check(g, welcome->n_vocab, s->f->defaults.max_logprobs,
+        return logprobs_check(g, welcome->n_vocab, x->served->defaults.max_logprobs,
                               welcome->max_model_len, reason);
     return ERR_OK;
 }
 
 /* Make sure that the engine has the vocabulary and the exchange's automaton before it takes the
  * request. ERR_AGAIN while the vocabulary is being made. */
-static int streamer_upload(struct streamer *s, const struct gen *g, const struct wire_request *r,
-                           uint32_t *automaton)
+static int streamer_upload(const struct gen *g, const struct wire_request *r, uint32_t *automaton)
 {
     const struct exchange *x = g->exchange;
     struct link *link = g->link;
@@ -114,7 +113,7 @@ static int streamer_upload(struct streamer *s, const struct gen *g, const struct
     *automaton = 0;
     if (r->task != WIRE_GENERATE || (x->compiled == NULL && r->generate.think_max == 0))
         return ERR_OK;
-    rc = vocabulary_get(&s->f->vocabulary, &sealed, &bytes);
+    rc = vocabulary_get(&x->served->vocabulary, &sealed, &bytes);
     if (rc != ERR_OK)
         return rc;
     /* The engine must have the vocabulary first, because automata refer to its tokens. */
@@ -158,12 +157,12 @@ static void streamer_fill_generate(const struct gen *g, uint32_t automaton, stru
 }
 
 /* Write g into a slot of the lane. */
-static int streamer_fill_slot(struct streamer *s, struct gen *g, uint32_t slot,
-                              struct wire_request r, const int32_t *extra)
+static int streamer_fill_slot(struct gen *g, uint32_t slot, struct wire_request r,
+                              const int32_t *extra)
 {
     struct link *link = g->link;
     uint32_t automaton;
-    int rc = streamer_upload(s, g, &r, &automaton);
+    int rc = streamer_upload(g, &r, &automaton);
 
     must(slot < link->lane.n_slots);
     if (rc != ERR_OK)
@@ -206,14 +205,14 @@ static int streamer_steer(const struct exchange *x, uint32_t n_vocab, struct wir
  * prompt, or of its stream, because choices of one answer share their prompt, and none is refused
  * once another has begun; or that of the step before of its beam. NULL: any; so it is for one that
  * goes on, because its engine may have no room or drain. */
-static struct link *streamer_follows(struct streamer *s, const struct gen *g)
+static struct link *streamer_follows(const struct gen *g)
 {
     const struct exchange *x = g->exchange;
     const struct gen *from = x->stream ? x->gens : g - g->index % x->n;
 
     if (g->only > 0)
-        return &s->f->engines.links[g->only - 1];
-    if (s->f->engines.n == 1)
+        return &x->served->engines.links[g->only - 1];
+    if (x->served->engines.n == 1)
         return NULL;
     if (x->beams != NULL && g->link != NULL && engines_takes(g->link))
         return g->link;
@@ -231,11 +230,11 @@ static struct link *streamer_follows(struct streamer *s, const struct gen *g)
 static int streamer_choose(struct streamer *s, struct gen *g, const struct wire_request *r,
                            enum wire_refusal *refusal)
 {
-    struct link *link = streamer_follows(s, g);
+    struct link *link = streamer_follows(g);
 
     *refusal = WIRE_NOT_REFUSED;
     if (link == NULL)
-        link = engines_choose(&s->f->engines, r, g->held, s->now_us, refusal);
+        link = engines_choose(&g->exchange->served->engines, r, g->held, s->now_us, refusal);
     else if (link->control_fd != -1)
         *refusal = link_refuses(link, r);
     if (link == NULL || link->control_fd == -1)
@@ -260,7 +259,7 @@ static int streamer_submit_gen(struct streamer *s, struct gen *g, struct reason 
     request.n_tokens = (uint32_t)g->tokens.len;
     rc = streamer_choose(s, g, &request, &refusal);
     if (rc == ERR_OK)
-        rc = streamer_check(s, g, reason);
+        rc = streamer_check(g, reason);
     if (rc != ERR_OK)
         return rc;
     /* Refuse before a slot is taken and anything is copied. */
@@ -278,7 +277,7 @@ static int streamer_submit_gen(struct streamer *s, struct gen *g, struct reason 
     if (slot < 0)
         rc = ERR_OVERLOADED;
     else
-        rc = streamer_fill_slot(s, g, (uint32_t)slot, request, extra);
+        rc = streamer_fill_slot(g, (uint32_t)slot, request, extra);
     mem_free(extra);
     if (rc != ERR_OK) {
         if (slot >= 0)
@@ -312,9 +311,9 @@ static void streamer_submit_one(struct streamer *s, struct gen *g)
 /* Let the engines take the submitted choices of one answer. */
 static void streamer_publish(struct streamer *s)
 {
-    for (int i = 0; i < s->f->engines.n; i++) {
-        if (s->f->engines.links[i].control_fd != -1)
-            link_publish(&s->f->engines.links[i]);
+    for (int i = 0; i < s->f->n_links; i++) {
+        if (s->f->links[i]->control_fd != -1)
+            link_publish(s->f->links[i]);
     }
 }
 
@@ -329,12 +328,13 @@ void streamer_submit(struct streamer *s, struct exchange *x)
     streamer_publish(s);
 }
 
-/* The first generation that waits for this, or NULL. */
-static struct gen *streamer_first(const struct streamer *s, enum gen_wants wants)
+/* The first generation of a model that waits for this, or NULL. */
+static struct gen *streamer_first(const struct streamer *s, const struct served *m,
+                                  enum gen_wants wants)
 {
     struct gen *g = s->waiting;
 
-    while (g != NULL && g->wants != wants)
+    while (g != NULL && (g->wants != wants || g->exchange->served != m))
         g = g->next;
     return g;
 }
@@ -359,23 +359,29 @@ void streamer_spell(struct streamer *s)
     int sealed;
     size_t bytes;
 
-    if (s->waiting == NULL || vocabulary_get(&s->f->vocabulary, &sealed, &bytes) == ERR_AGAIN)
-        return;
-    /* Each pass removes one from the list; one that fails removes others of its exchange, too. */
-    while ((g = streamer_first(s, GEN_WANTS_VOCABULARY)) != NULL)
-        streamer_submit_waiting(s, g);
+    for (int i = 0; i < s->f->n_served && s->waiting != NULL; i++) {
+        struct served *m = &s->f->served[i];
+
+        if (vocabulary_get(&m->vocabulary, &sealed, &bytes) == ERR_AGAIN)
+            continue;
+        /* Each pass removes one from the list; one that fails removes others of its exchange,
+         * too. */
+        while ((g = streamer_first(s, m, GEN_WANTS_VOCABULARY)) != NULL)
+            streamer_submit_waiting(s, g);
+    }
     streamer_publish(s);
 }
 
-/* There may be room again: submit waiting generations in their order, until one finds no room. */
-void streamer_submit_rest(struct streamer *s)
+/* There may be room again: submit a model's waiting generations in their order, until one finds no
+ * room. */
+void streamer_submit_rest(struct streamer *s, const struct served *m)
 {
     struct gen *g;
 
-    if (streamer_first(s, GEN_WANTS_ROOM) == NULL)
+    if (streamer_first(s, m, GEN_WANTS_ROOM) == NULL)
         return;
     /* Each pass removes one, or makes it wait for the vocabulary, or ends the loop. */
-    while ((g = streamer_first(s, GEN_WANTS_ROOM)) != NULL) {
+    while ((g = streamer_first(s, m, GEN_WANTS_ROOM)) != NULL) {
         uint64_t wait_us = g->wait_us;
 
         streamer_submit_waiting(s, g);
@@ -389,19 +395,21 @@ void streamer_submit_rest(struct streamer *s)
 
 void streamer_go_on(struct streamer *s, struct gen *g)
 {
-    bool any = g->only == 0 && engines_serve(&s->f->engines);
+    bool any = g->only == 0 && engines_serve(&g->exchange->served->engines);
 
     streamer_wait_add(s, g, any ? GEN_WANTS_ROOM : GEN_WANTS_ENGINE);
 }
 
-/* All waiting generations may be submitted, but those that are for an engine that is not there. */
-void streamer_resume(struct streamer *s)
+/* All waiting generations of a model may be submitted, but those that are for an engine that is not
+ * there. */
+void streamer_resume(struct streamer *s, struct served *m)
 {
     for (struct gen *g = s->waiting; g != NULL; g = g->next) {
-        if (g->only > 0 && s->f->engines.links[g->only - 1].control_fd == -1)
+        if (g->exchange->served != m ||
+            (g->only > 0 && m->engines.links[g->only - 1].control_fd == -1))
             continue;
         g->wants = GEN_WANTS_ROOM;
         g->wait_us = s->now_us;
     }
-    streamer_submit_rest(s);
+    streamer_submit_rest(s, m);
 }

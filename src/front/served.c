@@ -1,0 +1,164 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Opening a model: names, tokenizer, chat template, presets, links. */
+#include "front/served.h"
+
+#include <config.h>
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "base/clock.h"
+#include "base/hash.h"
+#include "base/log.h"
+
+/* "created" of /v1/models. The folder's time, because the start times of several fronts differ. */
+static int64_t served_model_time(const struct settings *s)
+{
+    struct stat st;
+
+    if (stat(s->model, &st) == 0)
+        return (int64_t)st.st_mtime;
+    return clock_unix_s();
+}
+
+/* Log how the tokenizer was opened, and a reason for which its cache could not be used. Mapping is
+ * much faster than building, so an operator should see which it was. */
+static void served_log_tokenizer(const struct tokenizer_opening *how, uint64_t us)
+{
+    const char *way = "built in memory";
+
+    if (how->written)
+        way = "compiled and written";
+    else if (how->mapped)
+        way = "mapped";
+    if (how->cache_why[0] != '\0')
+        log_warn("front: compiled tokenizer: %s", how->cache_why);
+    log_info("front: tokenizer %s in %.1f ms", way, (double)us / 1e3);
+}
+
+/* Read default_chat_template_kwargs, which lives as long as the process. */
+static int served_read_kwargs(struct served *m, char *why, size_t why_cap)
+{
+    const char *text = m->settings.default_chat_template_kwargs;
+    char reason[200] = "";
+    int rc = ERR_OK;
+
+    if (text[0] == '\0')
+        return ERR_OK;
+    rc = json_parse(&m->chat_kwargs, &m->arena, text, strlen(text), reason, sizeof reason);
+    if (rc == ERR_OK && m->chat_kwargs->kind != JSON_OBJECT) {
+        (void)snprintf(reason, sizeof reason, "it must be a JSON object");
+        rc = ERR_INVALID;
+    }
+    if (rc != ERR_OK)
+        (void)snprintf(why, why_cap, "default_chat_template_kwargs: %s", reason);
+    return rc;
+}
+
+/* Open tokenizer, chat template and default sampling parameters. Each step runs only if those
+ * before succeeded; `why` is the reason of the first failure, logged once at the end. */
+static int served_open_text(struct served *m)
+{
+    uint64_t from_us = clock_us();
+    struct tokenizer_opening how;
+    char why[512] = "";
+    int rc;
+
+    if (m->settings.model[0] == '\0') {
+        log_error("front: model is not set; set it to a Hugging Face folder or a GGUF file");
+        return ERR_INVALID;
+    }
+    rc = tokenizer_open_cached(&m->tokenizer, m->settings.model, m->settings.tokenizer_cache_dir,
+                               &how, why, sizeof why);
+    if (rc == ERR_OK)
+        served_log_tokenizer(&how, clock_us() - from_us);
+    if (rc == ERR_OK)
+        rc = chat_open(&m->chat, m->settings.model, m->settings.chat_template, why, sizeof why);
+    if (rc == ERR_OK && !chat_force_content(m->chat, m->settings.chat_template_content_format)) {
+        (void)snprintf(why, sizeof why,
+                       "chat_template_content_format must be auto, string or openai");
+        rc = ERR_INVALID;
+    }
+    defaults_init(&m->defaults);
+    /* The order of precedence: the model's file, then the setting, then the request. */
+    if (rc == ERR_OK && strcmp(m->settings.generation_config, "auto") == 0)
+        rc = defaults_read(&m->defaults, m->settings.model, why, sizeof why);
+    if (rc == ERR_OK)
+        rc = defaults_override(&m->defaults, m->settings.override_generation_config, why,
+                               sizeof why);
+    if (rc == ERR_OK)
+        rc = served_read_kwargs(m, why, sizeof why);
+    /* These limits are settings of the server, not of the model's folder. */
+    m->defaults.max_logprobs = (int)m->settings.max_logprobs;
+    m->defaults.max_stops = (int)m->settings.max_stop_strings;
+    m->defaults.tokens_as_ids = m->settings.return_tokens_as_token_ids;
+    m->defaults.include_usage = m->settings.enable_force_include_usage;
+    if (rc != ERR_OK)
+        log_error("front: %s", why[0] == '\0' ? err_sentence(rc) : why);
+    else if (!chat_has_template(m->chat))
+        log_warn("front: the model has no chat template: chat requests are refused; set "
+                 "chat_template to a file");
+    else if (!chat_knows_tools(m->chat))
+        log_warn("front: the chat template does not support tools: prompts will not contain those "
+                 "of a request; "
+                 "set chat_template to a file with one that does");
+    return rc;
+}
+
+/* Choose the formats of tool calls and reasoning: from the settings, or by the template's text. */
+static int served_choose_reply(struct served *m)
+{
+    const char *calls = m->settings.tool_call_parser, *reasoning = m->settings.reasoning_parser;
+
+    /* The template's text contains the tags of its format. */
+    m->reply_format = chat_reply_format(m->chat);
+    m->reply_reasoning = chat_reply_reasoning(m->chat);
+    /* A name of the settings replaces the one found in the template. */
+    if (strcmp(calls, "auto") != 0)
+        m->reply_format = reply_format_named(calls);
+    if (strcmp(reasoning, "auto") != 0 && !reply_reasoning_named(reasoning, &m->reply_reasoning))
+        m->reply_format = REPLY_FORMATS;
+    if (m->reply_format != REPLY_FORMATS)
+        return ERR_OK;
+    log_error("front: tool_call_parser = '%s' or reasoning_parser = '%s' is unknown; "
+              "quire-front --help lists the names",
+              calls, reasoning);
+    return ERR_INVALID;
+}
+
+/* system_fingerprint of answers: equal for servers of the same build and model. */
+static void served_fingerprint(struct served *m)
+{
+    char model[PATH_MAX + 32]; /* a path of the longest length */
+    char digits[9];
+    struct hash digest;
+    int n = snprintf(model, sizeof model, "%s %lld", m->settings.model, (long long)m->model_unix_s);
+
+    digest = hash_sha256(PACKAGE_VERSION, sizeof PACKAGE_VERSION, model, (size_t)n);
+    hash_hex(digest.bytes, sizeof digits / 2, digits);
+    (void)snprintf(m->fingerprint, sizeof m->fingerprint, "quire-%s-%s", PACKAGE_VERSION, digits);
+}
+
+/* The first error ends it. */
+int served_open(struct served *m, int handover_fd)
+{
+    int rc = names_read(&m->names, m->settings.served_model_name, m->settings.model);
+
+    m->model_name = m->names.at[0];
+    m->model_unix_s = served_model_time(&m->settings);
+    served_fingerprint(m);
+    if (rc == ERR_OK)
+        rc = served_open_text(m);
+    if (rc == ERR_OK)
+        rc = served_choose_reply(m);
+    if (rc == ERR_OK)
+        rc = engines_init(&m->engines, m->settings.engine_socket, m->settings.data_parallel_size);
+    if (rc == ERR_OK)
+        rc = compiled_cache_init(&m->compiled);
+    if (rc == ERR_OK)
+        rc = vocabulary_init(&m->vocabulary, m->tokenizer, m->reply_format, m->reply_reasoning,
+                             handover_fd);
+    return rc;
+}
