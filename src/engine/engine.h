@@ -37,6 +37,7 @@
 #include "engine/stats.h"
 #include "engine/tiers.h"
 #include "ipc/lane.h"
+#include "ipc/seats.h"
 #include "kv/pages.h"
 #include "model/model.h"
 
@@ -136,6 +137,7 @@ struct engine {
     struct power power;
     struct cache_admin cache_admin;
     struct held held;
+    struct seats *seats; /* of the engines that share the device; NULL: it has the device alone */
 
     bool draining;
     bool stop;

@@ -238,7 +238,8 @@ static int loop_compute(struct engine *e)
 {
     int rc;
 
-    tiers_prefetch(e);
+    if (!e->sched.holds)
+        tiers_prefetch(e);
     guide_pass(&e->guide, e->sched.running, e->sched.n_running);
     if ((rc = loop_steps(e)) != ERR_OK)
         return rc;

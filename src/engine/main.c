@@ -26,7 +26,45 @@
 #define MAIN_STAGING_BYTES ((size_t)256 << 20)
 #define MAIN_QUEUE_STEPS   128  /* the waiting prompts may fill this many full steps */
 #define MAIN_QUEUE_PROMPTS 16   /* or be this many of the longest */
+#define MAIN_SEAT_MS       10   /* between attempts to get a seat */
 #define MAIN_AGAIN_MS      3000 /* between attempts to load a model: each may read all of it */
+
+/* An engine of several models takes a seat before it loads its own. ERR_DRAINING: a signal came, or
+ * none was free for wake_timeout_s: then the requests that wait here are turned away, and the next
+ * one starts the engine again. */
+static int main_await_seat(struct engine *e)
+{
+    uint64_t end_us = clock_us() + (uint64_t)e->settings.wake_timeout_s * 1000000u;
+    struct pollfd stop = {.fd = e->intake.signal_fd, .events = POLLIN};
+
+    if (e->seats == NULL)
+        return ERR_OK;
+    service_status("waiting until another model sleeps");
+    while (seats_take(e->seats, e->settings.models_max, clock_us()) != ERR_OK) {
+        if (poll(&stop, 1, MAIN_SEAT_MS) > 0)
+            return ERR_DRAINING;
+        if (clock_us() < end_us)
+            continue;
+        log_warn("engine: no seat is free: %d other models have been in use for %d s; raise "
+                 "models_max or wake_timeout_s",
+                 e->settings.models_max, e->settings.wake_timeout_s);
+        attach_turn_away(e->intake.listener.fd, ERR_ASLEEP);
+        return ERR_DRAINING;
+    }
+    return ERR_OK;
+}
+
+/* Load the model; if others have the memory of the device, ask them to sleep. */
+static int main_load_model(struct engine *e, const struct model_options *o)
+{
+    int rc = main_await_seat(e);
+
+    if (rc == ERR_OK)
+        rc = model_open(&e->model, o);
+    if (rc == ERR_NO_MEMORY && e->seats != NULL)
+        seats_press(e->seats, clock_us());
+    return rc;
+}
 
 /* An engine that sleeps shares the device with others, which may be awake when it starts; they fall
  * asleep when they have no requests. ERR_DRAINING: a signal to stop came meanwhile. */
@@ -36,7 +74,7 @@ static int main_await_model(struct engine *e, const struct model_options *o)
     struct pollfd stop = {.fd = e->intake.signal_fd, .events = POLLIN};
     int rc;
 
-    while ((rc = model_open(&e->model, o)) == ERR_NO_MEMORY && o->sleeps && clock_us() < end_us) {
+    while ((rc = main_load_model(e, o)) == ERR_NO_MEMORY && o->sleeps && clock_us() < end_us) {
         log_warn("engine: others may have the memory of the device and sleep soon: next attempt in "
                  "%d s, for %d s in all",
                  MAIN_AGAIN_MS / 1000, e->settings.wake_timeout_s);
@@ -58,7 +96,7 @@ static int main_open_model(struct engine *e)
         return ERR_INVALID;
     }
     options.first_gpu = replica_first_gpu(settings);
-    options.sleeps = settings->sleep_after_s > 0;
+    options.sleeps = settings->sleep_after_s > 0 || e->seats != NULL;
     if (!options.dummy_weights && strcmp(settings->load_format, "auto") != 0) {
         log_error("engine: load_format = \"%s\" must be auto or dummy", settings->load_format);
         return ERR_INVALID;
@@ -300,6 +338,12 @@ static int main_open(struct engine *e)
     if (rc == ERR_OK)
         rc = names_read(&e->names, e->settings.served_model_name, e->settings.model);
     e->epoch = (uint64_t)clock_unix_s() << 20 | ((uint64_t)getpid() & 0xfffff);
+    /* The socket of an engine that is started by the first connection. */
+    e->intake.listener.fd = service_listen_fd();
+    if (rc == ERR_OK && e->intake.listener.fd != -1)
+        rc = attach_adopt(e->intake.listener.fd);
+    if (rc == ERR_OK && e->settings.models_run[0] != '\0')
+        rc = seats_open(&e->seats, e->settings.models_run, e->settings.engine_socket);
     if (rc == ERR_OK)
         rc = main_open_model(e);
     if (rc == ERR_OK)
@@ -321,7 +365,7 @@ static int main_open(struct engine *e)
     if (rc == ERR_OK && e->tiers.host != NULL)
         host_wait(e->tiers.host, MAIN_HOST_WAIT_US);
     /* Last, so that a front that connects is answered at once. */
-    if (rc == ERR_OK)
+    if (rc == ERR_OK && e->intake.listener.fd == -1)
         rc = attach_listen(e->settings.engine_socket, &e->intake.listener.fd);
     if (rc == ERR_OK)
         rc = intake_init(e);
@@ -351,7 +395,8 @@ static int main_close(struct engine *e)
     e->tiers.store = NULL;
     host_close(e->tiers.host);
     e->tiers.host = NULL;
-    (void)unlink(e->settings.engine_socket);
+    if (service_listen_fd() == -1) /* otherwise it belongs to the process that passed it */
+        (void)unlink(e->settings.engine_socket);
     if (rc != ERR_OK)
         return rc; /* a device that has failed might never release the model */
     model_close(e->model);

@@ -432,6 +432,8 @@ static bool sched_plan_waiting(struct sched *s)
     bool passed = false;
     int n_tries = 0;
 
+    if (s->holds)
+        return false;
     tenants_begin(&s->tenants);
     while (sched_has_place(s) && (seq = tenants_next(&s->tenants)) != NULL) {
         if (seq->n_loading > 0 || seq->paused || !sched_may_overtake(s, seq, blocked))
@@ -462,7 +464,7 @@ static struct seq *sched_displaced(const struct sched *s)
     const struct seq *seq;
     struct seq *last;
 
-    if (s->n_running < s->limits.max_num_seqs || sched_n_waiting(s) == 0)
+    if (s->n_running < s->limits.max_num_seqs || sched_n_waiting(s) == 0 || s->holds)
         return NULL;
     last = s->running[s->n_running - 1];
     seq = tenants_urgent(&s->tenants);

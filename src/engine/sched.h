@@ -71,6 +71,7 @@ struct sched_limits {
 struct sched {
     struct sched_limits limits;
     struct tables tables;
+    bool holds;           /* no waiting sequence is admitted: the engine is to sleep */
     struct seq **running; /* [max_num_seqs], by priority and arrival */
     int n_running;
     struct tenants tenants; /* all that wait */

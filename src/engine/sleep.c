@@ -24,6 +24,8 @@
 #define SLEEP_SAVE_US  30000000u /* for pages to be saved; the rest is lost */
 #define SLEEP_RETRY_US 100000u   /* between attempts to get the device's memory */
 #define SLEEP_TELL_US  10000000u /* between two log lines about the lack of memory */
+#define SLEEP_SEAT_US  10000u    /* between attempts to get a seat */
+#define SLEEP_SEAT_MS  20        /* an awake engine looks so often whether its seat is wanted */
 #define SLEEP_SPREAD   64        /* milliseconds between the attempts of different engines */
 #define MIB            (1.0 / 1048576.0)
 
@@ -41,6 +43,8 @@ int sleep_timeout_ms(const struct engine *e, int longest_ms)
 {
     uint64_t then_us = e->now_us;
 
+    if (e->seats != NULL && e->power.state == POWER_AWAKE && longest_ms > SLEEP_SEAT_MS)
+        longest_ms = SLEEP_SEAT_MS;
     switch (e->power.state) {
     case POWER_AWAKE: then_us = sleep_due_us(e); break;
     case POWER_SAVING:
@@ -78,11 +82,40 @@ static void sleep_show(struct engine *e, bool asleep)
 
 /* --- falling asleep ------------------------------------------------------------------------- */
 
-/* Nothing refers to a page of the device. */
+/* Nothing refers to a page of the device. Requests that wait while the scheduler admits none have
+ * no pages: they wait until the engine has a seat again. */
 static bool sleep_is_idle(const struct engine *e)
 {
-    return e->sched.n_running + sched_n_waiting(&e->sched) == 0 && e->n_begun == e->n_ended &&
+    int n_waiting = e->sched.holds ? 0 : sched_n_waiting(&e->sched);
+
+    return e->sched.n_running + n_waiting == 0 && e->n_begun == e->n_ended &&
            e->tiers.n_loads_used == 0 && !e->draining;
+}
+
+/* Asleep: other engines may have the seat. */
+static void sleep_enter_asleep(struct engine *e)
+{
+    e->sched.holds = false;
+    if (e->seats != NULL)
+        seats_give(e->seats, SEAT_ASLEEP);
+    sleep_enter(e, POWER_ASLEEP);
+}
+
+/* Another engine wants the seat: let the running requests end, admit no more, and sleep. */
+static void sleep_yield(struct engine *e)
+{
+    int rc;
+
+    if (e->seats == NULL)
+        return;
+    seats_note(e->seats, (uint32_t)(e->sched.n_running + sched_n_waiting(&e->sched)),
+               e->power.used_us);
+    e->sched.holds = power_is_awake(&e->power) && seats_asked(e->seats);
+    if (!e->sched.holds || e->power.state != POWER_AWAKE)
+        return;
+    rc = sleep_begin(e);
+    if (rc != ERR_OK && rc != ERR_AGAIN)
+        seats_refuse(e->seats);
 }
 
 /* Only an idle engine may sleep: a sequence's pages would lose their content. */
@@ -145,6 +178,8 @@ static int sleep_fall(struct engine *e)
         log_warn("engine: cannot sleep; the next attempt is after %d s without requests",
                  e->settings.sleep_after_s);
         e->power.used_us = e->now_us;
+        if (e->seats != NULL)
+            seats_refuse(e->seats);
         sleep_enter(e, POWER_AWAKE);
         return ERR_OK;
     }
@@ -155,7 +190,7 @@ static int sleep_fall(struct engine *e)
              "are in host memory, %d pages left the device, in %.2f s",
              (double)e->shape->sleeping_bytes * MIB, (double)e->shape->constant_bytes * MIB,
              n_cached, (double)(e->now_us - e->power.since_us) * 1e-6);
-    sleep_enter(e, POWER_ASLEEP);
+    sleep_enter_asleep(e);
     sleep_show(e, true);
     return ERR_OK;
 }
@@ -209,7 +244,21 @@ static void sleep_wait(struct engine *e)
     }
     sleep_refuse(e);
     if (sched_n_waiting(&e->sched) == 0 && e->now_us - e->power.since_us > longest_us)
-        sleep_enter(e, POWER_ASLEEP);
+        sleep_enter_asleep(e);
+}
+
+/* Other engines have the seats: as sleep_wait(), but the wait is in turn, so attempts may be
+ * frequent. */
+static void sleep_wait_seat(struct engine *e)
+{
+    uint64_t longest_us = (uint64_t)e->settings.wake_timeout_s * 1000000u;
+
+    e->power.retry_us = e->now_us + SLEEP_SEAT_US;
+    e->progress_us = e->now_us; /* the engine is well */
+    sleep_refuse(e);
+    if (sched_n_waiting(&e->sched) == 0 &&
+        (e->power.n_orders == 0 || e->now_us - e->power.since_us > longest_us))
+        sleep_enter_asleep(e);
 }
 
 /* One piece of waking. The device's memory comes first, and then the weights in pieces
@@ -221,9 +270,15 @@ static int sleep_rise(struct engine *e)
 
     if (e->now_us < e->power.retry_us)
         return ERR_OK;
+    if (e->seats != NULL && seats_take(e->seats, e->settings.models_max, e->now_us) != ERR_OK) {
+        sleep_wait_seat(e);
+        return ERR_OK;
+    }
     rc = model_wake(e->model);
     e->now_us = clock_us();
     if (rc == ERR_NO_MEMORY) {
+        if (e->seats != NULL)
+            seats_press(e->seats, e->now_us);
         sleep_wait(e);
         return ERR_OK;
     }
@@ -317,6 +372,7 @@ int sleep_pass(struct engine *e)
     uint64_t due_us = sleep_due_us(e);
 
     sleep_answer(e);
+    sleep_yield(e);
     if (e->power.state == POWER_AWAKE && due_us > 0 && e->now_us >= due_us)
         (void)!sleep_begin(e); /* on error it is tried in the next pass */
     switch (e->power.state) {
@@ -344,5 +400,7 @@ int sleep_pass(struct engine *e)
 void sleep_init(struct engine *e)
 {
     e->power.used_us = e->now_us;
+    if (e->seats != NULL)
+        seats_ready(e->seats);
     sleep_show(e, false);
 }

@@ -251,6 +251,35 @@ int attach_listen(const char *path, int *fd)
     return ERR_OK;
 }
 
+int attach_adopt(int fd)
+{
+    int flags = fcntl(fd, F_GETFL);
+    int type = 0;
+    socklen_t len = sizeof type;
+
+    if (getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &len) == -1 || type != SOCK_SEQPACKET) {
+        log_error("attach: the socket that was passed is not of the type SOCK_SEQPACKET "
+                  "(ListenSequentialPacket= in its unit)");
+        return ERR_INVALID;
+    }
+    if (flags == -1 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) == -1 ||
+        fcntl(fd, F_SETFD, FD_CLOEXEC) == -1)
+        return ERR_IO;
+    return ERR_OK;
+}
+
+void attach_turn_away(int listen_fd, int error)
+{
+    struct wire_welcome welcome = {.magic = WIRE_MAGIC, .layout = wire_layout(), .error = error};
+    int fd;
+
+    while (listen_fd != -1 &&
+           (fd = accept4(listen_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC)) != -1) {
+        (void)!attach_send_welcome(fd, &welcome, NULL); /* the peer may have gone */
+        (void)close(fd);
+    }
+}
+
 /* Accept a connection, and find out which process it is. */
 int attach_accept(struct listener *listener, int *fd, pid_t *pid, uid_t *uid)
 {

@@ -36,6 +36,12 @@ int attach_clear(const char *path) ERR_CHECKED;
  * ERR_INVALID as attach_clear(). */
 int attach_listen(const char *path, int *fd) ERR_CHECKED;
 
+/* Use a listening socket that was passed on. ERR_INVALID (logged): it has another type. */
+int attach_adopt(int fd) ERR_CHECKED;
+
+/* Refuse all connections that wait at a socket: each gets a welcome with this error. */
+void attach_turn_away(int listen_fd, int error);
+
 /* Accept one connection. ERR_AGAIN when none is waiting; ERR_OVERLOADED as listener_accept(). *uid
  * and *pid come from the kernel, so the peer cannot forge them. */
 int attach_accept(struct listener *listener, int *fd, pid_t *pid, uid_t *uid) ERR_CHECKED;
