@@ -345,17 +345,11 @@ void settings_fini(struct settings *s)
     *s = (struct settings){0};
 }
 
-/* Defaults first, then the file, then the command line. --help and the like are only noted in the
- * loop, so that they show the values in effect. */
-int settings_read(struct settings *out, char program, int argc, char **argv, bool *exit_now)
+/* The defaults of all settings. */
+static int settings_preset(struct settings *out)
 {
-    struct settings settings = {0};
-    bool print = false;
-    bool help = false;
-    bool version = false;
     int rc = ERR_OK;
 
-    must(program == 'E' || program == 'F');
     for (size_t i = 0; i < SETTINGS_COUNT && rc == ERR_OK; i++) {
         const char *preset = settings_rows[i].preset;
         char text[256];
@@ -364,32 +358,70 @@ int settings_read(struct settings *out, char program, int argc, char **argv, boo
         (void)snprintf(text, sizeof text, "%s", preset[0] == '"' ? preset + 1 : preset);
         if (preset[0] == '"')
             text[strlen(text) - 1] = '\0';
-        rc = settings_set(&settings, &settings_rows[i], text);
+        rc = settings_set(out, &settings_rows[i], text);
     }
-    /* The file first, so that the command line takes precedence. */
+    return rc;
+}
+
+/* Options that only print. */
+struct settings_wishes {
+    bool print, help, version;
+};
+
+/* Defaults first, then the file, then the command line. --help and the like are only noted in the
+ * loop, so that they show the values in effect. file: a further one, after that of --config; or
+ * NULL. */
+static int settings_fill(struct settings *out, char program, int argc, char **argv,
+                         const char *file, struct settings_wishes *wishes)
+{
+    int rc = settings_preset(out);
+
+    must(program == 'E' || program == 'F');
     for (int pass = 0; pass < 2; pass++) {
         for (int i = 1; i < argc && rc == ERR_OK; i++) {
             if (strcmp(argv[i], "--help") == 0)
-                help = true;
+                wishes->help = true;
             else if (strcmp(argv[i], "--version") == 0)
-                version = true;
+                wishes->version = true;
             else if (strcmp(argv[i], "--print-settings") == 0)
-                print = true;
+                wishes->print = true;
             else
-                rc = settings_arg(&settings, program, &i, argc, argv, pass);
+                rc = settings_arg(out, program, &i, argc, argv, pass);
         }
+        if (rc == ERR_OK && pass == 0 && file != NULL)
+            rc = settings_read_file(out, file);
     }
-    if (rc != ERR_OK) {
-        settings_fini(&settings);
+    if (rc != ERR_OK)
+        settings_fini(out);
+    return rc;
+}
+
+int settings_read(struct settings *out, char program, int argc, char **argv, bool *exit_now)
+{
+    struct settings settings = {0};
+    struct settings_wishes wishes = {0};
+    int rc = settings_fill(&settings, program, argc, argv, NULL, &wishes);
+
+    if (rc != ERR_OK)
         return rc;
-    }
-    *exit_now = help || print || version;
-    if (version)
+    *exit_now = wishes.help || wishes.print || wishes.version;
+    if (wishes.version)
         printf("quire %s\n", PACKAGE_VERSION);
-    if (help)
+    if (wishes.help)
         settings_print_usage(program);
-    if (help || print)
-        settings_print(&settings, program, help);
+    if (wishes.help || wishes.print)
+        settings_print(&settings, program, wishes.help);
     *out = settings;
     return ERR_OK;
+}
+
+int settings_read_over(struct settings *out, char program, int argc, char **argv, const char *file)
+{
+    struct settings settings = {0};
+    struct settings_wishes wishes = {0};
+    int rc = settings_fill(&settings, program, argc, argv, file, &wishes);
+
+    if (rc == ERR_OK)
+        *out = settings;
+    return rc;
 }

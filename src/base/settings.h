@@ -39,6 +39,11 @@ struct settings {
 int settings_read(struct settings *out, char program, int argc, char **argv,
                   bool *exit_now) ERR_CHECKED;
 
+/* The same with a further file, whose settings take precedence over those of --config: that of one
+ * of several models. */
+int settings_read_over(struct settings *out, char program, int argc, char **argv,
+                       const char *file) ERR_CHECKED;
+
 /* Append a program's settings as members of a JSON object, without its braces. */
 void settings_describe(const struct settings *s, char program, struct buf *out);
 

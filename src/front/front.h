@@ -26,9 +26,10 @@
 
 struct front {
     struct settings settings;
-    struct served *served; /* [n_served], the models; sorted by name */
-    int n_served;          /* at least 1 */
-    struct link **links;   /* [n_links], those of all models */
+    struct served *served;     /* [n_served], the models; sorted by name */
+    int n_served;              /* at least 1 */
+    struct link **links;       /* [n_links], those of all models */
+    struct served **served_of; /* [n_links], their models */
     int n_links;
     int listen_fd;
     int signal_fd;

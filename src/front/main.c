@@ -52,42 +52,43 @@ static int main_list_links(struct front *f)
 {
     for (int i = 0; i < f->n_served; i++)
         f->n_links += f->served[i].engines.n;
-    f->links = mem_zalloc_array((size_t)f->n_links, sizeof(struct link *));
-    if (f->links == NULL)
+    f->links = mem_zalloc_array((size_t)f->n_links + 1, sizeof(struct link *));
+    f->served_of = mem_zalloc_array((size_t)f->n_links + 1, sizeof(struct served *));
+    if (f->links == NULL || f->served_of == NULL)
         return ERR_NO_MEMORY;
     f->n_links = 0;
     for (int i = 0; i < f->n_served; i++) {
         struct engines *e = &f->served[i].engines;
 
-        for (int k = 0; k < e->n; k++)
+        for (int k = 0; k < e->n; k++) {
+            f->served_of[f->n_links] = &f->served[i];
             f->links[f->n_links++] = &e->links[k];
+        }
     }
     return ERR_OK;
 }
 
-/* One model: that of the settings. */
-static int main_open_models(struct front *f)
+/* The models, and what their parts need of the front. */
+static int main_open_models(struct front *f, int argc, char **argv)
 {
-    struct served *m = mem_zalloc(sizeof *m);
-    int rc;
+    struct served_list list;
+    int rc = served_read(&list, &f->settings, argc, argv, f->handover_fd);
 
-    if (m == NULL)
-        return ERR_NO_MEMORY;
-    m->settings = f->settings;
-    rc = served_open(m, f->handover_fd);
+    if (rc != ERR_OK)
+        return rc;
+    f->served = list.at;
+    f->n_served = list.n;
     /* While a reader waits for the compilation of another one, a further reader may work. */
-    m->compiled.before_wait = reader_step_aside;
-    m->compiled.after_wait = reader_step_back;
-    m->compiled.wait_arg = f;
-    f->served = m;
-    f->n_served = 1;
-    if (rc == ERR_OK)
-        rc = main_list_links(f);
-    return rc;
+    for (int i = 0; i < list.n; i++) {
+        list.at[i].compiled.before_wait = reader_step_aside;
+        list.at[i].compiled.after_wait = reader_step_back;
+        list.at[i].compiled.wait_arg = f;
+    }
+    return main_list_links(f);
 }
 
 /* Everything but threads. The first error ends it; the process then exits, so nothing is undone. */
-static int main_open(struct front *f)
+static int main_open(struct front *f, int argc, char **argv)
 {
     int rc = service_signal_fd(&f->signal_fd);
 
@@ -103,7 +104,7 @@ static int main_open(struct front *f)
         rc = kept_open(&f->kept, f->settings.responses_dir, f->settings.responses_bytes,
                        f->settings.responses_days, f->handover_fd);
     if (rc == ERR_OK)
-        rc = main_open_models(f);
+        rc = main_open_models(f, argc, argv);
     if (rc == ERR_OK)
         rc = cache_open(f);
     if (rc == ERR_OK && sem_init(&f->reading, 0, (unsigned)f->settings.front_threads) != 0)
@@ -146,7 +147,7 @@ int main(int argc, char **argv)
     /* Each step runs only if all before it succeeded. */
     rc = log_set_level_text(front.settings.log_level);
     if (rc == ERR_OK)
-        rc = main_open(&front);
+        rc = main_open(&front, argc, argv);
     if (rc == ERR_OK)
         rc = main_start_readers(&front);
     if (rc != ERR_OK) {
@@ -156,7 +157,10 @@ int main(int argc, char **argv)
         return 1;
     }
     service_ready();
-    log_info("front: ready, model %s", front.served[0].model_name);
+    if (front.n_served > 1)
+        log_info("front: ready, %d models", front.n_served);
+    else
+        log_info("front: ready, model %s", front.served[0].model_name);
     rc = streamer_run(&front);
     kept_close(front.kept);
     if (front.settings.listen[0] != '\0')

@@ -12,6 +12,8 @@
 #include "base/clock.h"
 #include "base/hash.h"
 #include "base/log.h"
+#include "base/mem.h"
+#include "base/models.h"
 
 /* "created" of /v1/models. The folder's time, because the start times of several fronts differ. */
 static int64_t served_model_time(const struct settings *s)
@@ -142,7 +144,7 @@ static void served_fingerprint(struct served *m)
 }
 
 /* The first error ends it. */
-int served_open(struct served *m, int handover_fd)
+static int served_open(struct served *m, int handover_fd)
 {
     int rc = names_read(&m->names, m->settings.served_model_name, m->settings.model);
 
@@ -160,5 +162,156 @@ int served_open(struct served *m, int handover_fd)
     if (rc == ERR_OK)
         rc = vocabulary_init(&m->vocabulary, m->tokenizer, m->reply_format, m->reply_reasoning,
                              handover_fd);
+    return rc;
+}
+
+struct served *served_find(struct served *at, int n, const char *name, size_t len)
+{
+    struct served *any = NULL;
+
+    for (int i = 0; i < n; i++) {
+        for (int k = 0; k < at[i].names.n; k++) {
+            const char *own = at[i].names.at[k];
+
+            if (strlen(own) == len && memcmp(own, name, len) == 0)
+                return &at[i];
+        }
+        if (at[i].names.any && any == NULL)
+            any = &at[i];
+    }
+    return any;
+}
+
+bool served_is_allowed(const struct served *m, const char *list)
+{
+    static const char between[] = ", \t";
+    const char *name = list + strspn(list, between);
+
+    if (*name == '\0')
+        return true;
+    while (*name != '\0') {
+        size_t len = strcspn(name, between);
+
+        if (len == 1 && *name == '*')
+            return true;
+        for (int i = 0; i < m->names.n; i++) {
+            if (strlen(m->names.at[i]) == len && memcmp(m->names.at[i], name, len) == 0)
+                return true;
+        }
+        name += len;
+        name += strspn(name, between);
+    }
+    return false;
+}
+
+/* Make a text that lives as long as the process; NULL without memory. */
+static const char *served_keep(const char *text)
+{
+    char *own = mem_alloc(strlen(text) + 1);
+
+    if (own != NULL)
+        memcpy(own, text, strlen(text) + 1);
+    return own;
+}
+
+/* The settings of a model of the folder: what its file does not set is the front's, but for its
+ * name and its engine's socket. */
+static int served_read_settings(struct served *m, const struct settings *base, int argc,
+                                char **argv, const char *name)
+{
+    char path[PATH_MAX];
+    const char *socket;
+    int rc;
+
+    models_file(path, sizeof path, base->models_dir, name);
+    rc = settings_read_over(&m->settings, 'F', argc, argv, path);
+    if (rc != ERR_OK)
+        return rc;
+    models_socket(path, sizeof path, base->models_run, name);
+    socket = served_keep(path);
+    if (socket == NULL)
+        return ERR_NO_MEMORY;
+    if (strcmp(m->settings.engine_socket, base->engine_socket) == 0)
+        m->settings.engine_socket = socket;
+    if (strcmp(m->settings.served_model_name, base->served_model_name) == 0)
+        m->settings.served_model_name = served_keep(name);
+    if (m->settings.served_model_name == NULL)
+        return ERR_NO_MEMORY;
+    if (m->settings.data_parallel_size == 1)
+        return ERR_OK;
+    log_error("front: model %s: data_parallel_size must be 1 with several models", name);
+    return ERR_INVALID;
+}
+
+/* Open a model of the folder, or keep the reason for which it cannot be served. */
+static int served_add(struct served *m, const struct settings *base, int argc, char **argv,
+                      const char *name, int handover_fd)
+{
+    int rc = served_read_settings(m, base, argc, argv, name);
+
+    m->on_demand = true;
+    if (rc == ERR_OK)
+        rc = served_open(m, handover_fd);
+    for (int i = 0; i < m->engines.n; i++) {
+        m->engines.links[i].patience_ms = 0;
+        m->engines.links[i].is_patient = true;
+    }
+    if (rc == ERR_OK)
+        return ERR_OK;
+    m->why = "this server cannot read the model's settings or its folder; its log has the reason";
+    m->engines.n = 0;
+    if (m->names.n == 0)
+        rc = names_read(&m->names, served_keep(name), "");
+    m->model_name = m->names.at[0];
+    log_error("front: model %s is not served", name);
+    return rc == ERR_NO_MEMORY ? rc : ERR_OK;
+}
+
+/* Does the model have a name of one before it? */
+static int served_check_names(const struct served_list *list, const struct served *m)
+{
+    for (int i = 0; i < m->names.n; i++) {
+        const char *name = m->names.at[i];
+
+        if (served_find(list->at, list->n, name, strlen(name)) == NULL)
+            continue;
+        log_error("front: two models have the name %s", name);
+        return ERR_INVALID;
+    }
+    return ERR_OK;
+}
+
+int served_read(struct served_list *out, const struct settings *settings, int argc, char **argv,
+                int handover_fd)
+{
+    struct models models;
+    int rc;
+
+    out->n = 0;
+    if (settings->models_dir[0] == '\0') {
+        out->at = mem_zalloc(sizeof *out->at);
+        if (out->at == NULL)
+            return ERR_NO_MEMORY;
+        out->at[out->n++].settings = *settings;
+        return served_open(out->at, handover_fd);
+    }
+    if (settings->models_run[0] == '\0') {
+        log_error("front: models_dir needs models_run");
+        return ERR_INVALID;
+    }
+    rc = models_read(&models, settings->models_dir);
+    if (rc != ERR_OK)
+        return rc;
+    out->at = mem_zalloc_array((size_t)models.n, sizeof *out->at);
+    if (out->at == NULL)
+        return ERR_NO_MEMORY;
+    for (int i = 0; i < models.n && rc == ERR_OK; i++) {
+        struct served *m = &out->at[i];
+
+        rc = served_add(m, settings, argc, argv, models.names[i], handover_fd);
+        if (rc == ERR_OK)
+            rc = served_check_names(out, m);
+        out->n++;
+    }
     return rc;
 }

@@ -36,12 +36,31 @@ struct served {
                            * same */
     char fingerprint[48]; /* system_fingerprint: "quire-VERSION-" and 8 digits of build and model */
     struct engines engines;
+    bool on_demand;  /* its engine is started by the first connection: none is made without a
+                      * request */
+    bool wanted;     /* the streamer's: a connection is to be made, or exists anyway */
+    const char *why; /* it cannot be served, for this reason; NULL: it can */
     struct compiled_cache compiled;
     struct vocabulary vocabulary;
 };
 
-/* Open everything of the model that settings name. handover_fd: eventfd that is written when the
- * vocabulary is ready. ERR_INVALID and others (logged); the caller ends the process then. */
-int served_open(struct served *m, int handover_fd) ERR_CHECKED;
+/* The models of a front. */
+struct served_list {
+    struct served *at; /* [n] */
+    int n;
+};
+
+/* The model with this name, which need not end with NUL; NULL: none. */
+struct served *served_find(struct served *at, int n, const char *name, size_t len);
+
+/* Is the model in the list of models that a key may use? Names are separated by commas or blanks;
+ * an empty list, or "*", means all. */
+bool served_is_allowed(const struct served *m, const char *list);
+
+/* Read the models of settings->models_dir, or make the one of the settings. A model of the folder
+ * whose settings or folder cannot be used has a reason in `why`, is logged, and does not disturb
+ * the others. Two models with the same name are refused. argc, argv: the front's. */
+int served_read(struct served_list *out, const struct settings *settings, int argc, char **argv,
+                int handover_fd) ERR_CHECKED;
 
 #endif

@@ -177,11 +177,11 @@ static void cache_ask_cache(struct exchange *x, enum wire_cache_action action)
 
 /* Sleep or wake up. An engine that is not there holds no memory of the device, and does not sleep
  * when it comes. */
-static void cache_ask_power(struct exchange *x, enum wire_power_action action)
+void cache_ask_power(struct exchange *x, enum wire_power_action action, bool attached)
 {
     const struct wire_request request = {.task = WIRE_POWER, .power = {.action = action}};
 
-    cache_ask_alone(x, &request, true);
+    cache_ask_alone(x, &request, attached);
 }
 
 /* Turn the prepared generation into a command to drop its prompt's pages. */
@@ -400,7 +400,7 @@ void api_sleep(struct front *f, struct exchange *x, const struct json *body)
 {
     (void)f;
     (void)body;
-    cache_ask_power(x, WIRE_SLEEP);
+    cache_ask_power(x, WIRE_SLEEP, true);
 }
 
 /* The counterpart of api_sleep(). */
@@ -408,7 +408,7 @@ void api_wake_up(struct front *f, struct exchange *x, const struct json *body)
 {
     (void)f;
     (void)body;
-    cache_ask_power(x, WIRE_WAKE);
+    cache_ask_power(x, WIRE_WAKE, true);
 }
 
 /* --- answering ----------------------------------------------------------------------------
@@ -643,7 +643,14 @@ static void cache_answer(struct exchange *x)
             cache_add_drop(&buf, x);
         break;
     case WIRE_POWER:
-        buf_printf(&buf, "{\"is_sleeping\":%s}",
+        buf_add_byte(&buf, '{');
+        if (x->served->on_demand) {
+            buf_add_text(&buf, "\"model\":");
+            buf_add_json_string(&buf, x->served->model_name, strlen(x->served->model_name));
+            buf_printf(&buf, ",\"state\":\"%s\",",
+                       request->power.action == WIRE_SLEEP ? "asleep" : "awake");
+        }
+        buf_printf(&buf, "\"is_sleeping\":%s}",
                    json_flag_text(request->power.action == WIRE_SLEEP));
         break;
     }

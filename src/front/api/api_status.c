@@ -1,80 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * GET /v1/models, /version, /load, /is_sleeping and /metrics: the state of the server. */
+ * GET /version, /load, /is_sleeping and /metrics: the state of the server. */
 #include <config.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/clock.h"
 #include "front/api/api.h"
-
-/* The model that a path /models/NAME asks for, of *len bytes; NULL: it asks for all. */
-static const char *api_model_asked(const struct exchange *x, size_t *len)
-{
-    static const char before[] = "/models/";
-    const char *name = strstr(fcgi_param(x->fcgi, "REQUEST_URI"), before);
-
-    if (name == NULL)
-        return NULL;
-    name += sizeof before - 1;
-    *len = strcspn(name, "?");
-    while (*len > 0 && name[*len - 1] == '/')
-        (*len)--;
-    if (*len > 0)
-        return name;
-    return NULL;
-}
-
-/* The model under one of its names; "root" is its first name. */
-static void api_add_model(const struct served *m, struct buf *b, const char *name, size_t len,
-                          uint32_t max_model_len)
-{
-    buf_add_text(b, "{\"id\":");
-    buf_add_json_string(b, name, len);
-    buf_printf(b, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"quire\",\"root\":",
-               (long long)m->model_unix_s);
-    buf_add_json_string(b, m->model_name, strlen(m->model_name));
-    buf_add_text(b, ",\"parent\":null,\"max_model_len\":");
-    if (max_model_len == 0)
-        buf_add_text(b, "null}");
-    else
-        buf_printf(b, "%u}", max_model_len);
-}
-
-/* The list of models, or one of them. The names are those of served_model_name. Before the first
- * engine, max_model_len is null. */
-void api_models(struct front *f, struct exchange *x, const struct json *body)
-{
-    struct link_state state;
-    struct buf buf = {0};
-    size_t len = 0;
-    const char *one = api_model_asked(x, &len);
-    char why[512];
-
-    (void)f;
-    (void)body;
-    /* The message names at most 200 bytes of the client's text. */
-    if (one != NULL && !names_have(&x->served->names, one, len)) {
-        (void)snprintf(why, sizeof why, "the model '%.*s' does not exist; this server has '%s'",
-                       len > 200 ? 200 : (int)len, one, x->served->model_name);
-        exchange_reply_error(x, ERR_NO_MODEL, why, "model", 0);
-        return;
-    }
-    engines_read_state(&x->served->engines, &state, clock_us());
-    if (one != NULL) {
-        api_add_model(x->served, &buf, one, len, state.max_model_len);
-    } else {
-        buf_add_text(&buf, "{\"object\":\"list\",\"data\":[");
-        for (int i = 0; i < x->served->names.n; i++) {
-            buf_add_comma(&buf, i > 0);
-            api_add_model(x->served, &buf, x->served->names.at[i], strlen(x->served->names.at[i]),
-                          state.max_model_len);
-        }
-        buf_add_text(&buf, "]}");
-    }
-    exchange_reply(x, 200, "application/json", buf_text(&buf), buf.len);
-    buf_fini(&buf);
-}
 
 /* Running and waiting requests of all engines, of all fronts. */
 void api_load(struct front *f, struct exchange *x, const struct json *body)

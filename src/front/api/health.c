@@ -74,15 +74,21 @@ static int health_look(struct front *f, char *why, size_t cap, struct link_state
     }
     if (*n_well > 0)
         return ERR_OK;
+    /* Engines that are started on demand need not be there. */
+    if (f->served[0].on_demand && why[0] == '\0')
+        return ERR_OK;
     return rc;
 }
 
 /* The answer of a healthy server. */
-static void health_say(struct exchange *x, const struct link_state *s, int n_well)
+static void health_say(const struct front *f, struct exchange *x, const struct link_state *s,
+                       int n_well)
 {
     char text[64];
 
-    if (s->asleep)
+    if (x->served->on_demand)
+        (void)snprintf(text, sizeof text, "{\"models\":%d,\"running\":%d}", f->n_served, n_well);
+    else if (s->asleep)
         (void)snprintf(text, sizeof text, "{\"state\":\"asleep\"}");
     else if (s->waking)
         (void)snprintf(text, sizeof text, "{\"state\":\"waking\"}");
@@ -171,11 +177,11 @@ void api_health(struct front *f, struct exchange *x, const struct json *body)
     (void)body;
     if (rc != ERR_OK)
         exchange_reply_error(x, rc, why, NULL, 1);
-    else if (health_is_deep(x) && !state.asleep &&
+    else if (health_is_deep(x) && !x->served->on_demand && !state.asleep &&
              !state.waking) /* a health check must not wake the engine */
         health_probe(f, x);
     else
-        health_say(x, &state, n_well);
+        health_say(f, x, &state, n_well);
 }
 
 /* The probe's token has come. */
@@ -200,7 +206,7 @@ void health_failed(struct front *f, struct exchange *x, int err)
     must(x->probe);
     /* No slot was free, so the server is full but alive: the shallow check decides. */
     if (err == ERR_OVERLOADED && health_look(f, why, sizeof why, &state, &n_well) == ERR_OK) {
-        health_say(x, &state, n_well);
+        health_say(f, x, &state, n_well);
         return;
     }
     atomic_store(&f->probe_failed, true);

@@ -35,6 +35,7 @@ struct route {
         BODY = 1,      /* the request has a JSON object */
         GENERATES = 2, /* refused while the server is full, before the body is read */
         NAMED = 4,     /* a name, which may contain slashes, may follow the path */
+        ANY_MODEL = 8, /* it is not about one of the models */
     } traits;
     const char *schema;  /* of the body, in /openapi.json; NULL: any object */
     const char *summary; /* one line for /openapi.json; NULL: not listed there */
@@ -67,25 +68,32 @@ static const struct route routes[] = {
     {"/v1/messages/", NULL, NULL, SHAPE_MESSAGES, KEYED, PLAIN, NULL, NULL},
     {"/v1/responses", "POST", api_responses, SHAPE_RESPONSES, KEYED, BODY | GENERATES, NULL,
      "OpenAI's responses"},
-    {"/v1/responses/", NULL, api_kept_response, SHAPE_RESPONSES, KEYED, PLAIN, NULL, NULL},
-    {"/v1/models", "GET", api_models, SHAPE_OPENAI, KEYED, NAMED, NULL, "The names of the model"},
-    {"/v1", "GET", api_index, SHAPE_OPENAI, KEYED, PLAIN, NULL, "The endpoints"},
+    {"/v1/responses/", NULL, api_kept_response, SHAPE_RESPONSES, KEYED, ANY_MODEL, NULL, NULL},
+    {"/v1/models", "GET", api_models, SHAPE_OPENAI, KEYED, NAMED | ANY_MODEL, NULL,
+     "The names of the model"},
+    {"/v1/models/load", "POST", api_load_model, SHAPE_OPENAI, ADMIN, BODY, NULL,
+     "Start or wake the engine of a model"},
+    {"/v1/models/unload", "POST", api_unload_model, SHAPE_OPENAI, ADMIN, BODY, NULL,
+     "Put the engine of a model to sleep"},
+    {"/v1", "GET", api_index, SHAPE_OPENAI, KEYED, ANY_MODEL, NULL, "The endpoints"},
     {"/tokenize", "POST", api_tokenize, SHAPE_OPENAI, KEYED, BODY, NULL,
      "Text or a chat to token ids"},
     {"/detokenize", "POST", api_detokenize, SHAPE_OPENAI, KEYED, BODY, NULL, "Token ids to text"},
     {"/tokenizer_info", "GET", api_tokenizer_info, SHAPE_OPENAI, KEYED, PLAIN, NULL,
      "The contents of tokenizer_config.json"},
-    {"/server_info", "GET", api_server_info, SHAPE_OPENAI, ADMIN, PLAIN, NULL,
+    {"/server_info", "GET", api_server_info, SHAPE_OPENAI, ADMIN, ANY_MODEL, NULL,
      "The settings of a front"},
     {"/invocations", "POST", api_invocations, SHAPE_OPENAI, KEYED, BODY | GENERATES, NULL,
      "A chat, completion or response, by the body"},
-    {"/openapi.json", "GET", api_openapi, SHAPE_OPENAI, OPEN, PLAIN, NULL, "This description"},
-    {"/health", "GET", api_health, SHAPE_OPENAI, OPEN, PLAIN, NULL, "200 if the server can answer"},
-    {"/metrics", "GET", api_metrics, SHAPE_OPENAI, LOCAL, PLAIN, NULL, "Counters for Prometheus"},
-    {"/version", "GET", api_version, SHAPE_OPENAI, OPEN, PLAIN, NULL, "The server's version"},
-    {"/ping", "GET", api_health, SHAPE_OPENAI, OPEN, PLAIN, NULL, "As /health"},
-    {"/ping", "POST", api_health, SHAPE_OPENAI, OPEN, PLAIN, NULL, "As /health"},
-    {"/load", "GET", api_load, SHAPE_OPENAI, KEYED, PLAIN, NULL, "Requests that run or wait"},
+    {"/openapi.json", "GET", api_openapi, SHAPE_OPENAI, OPEN, ANY_MODEL, NULL, "This description"},
+    {"/health", "GET", api_health, SHAPE_OPENAI, OPEN, ANY_MODEL, NULL,
+     "200 if the server can answer"},
+    {"/metrics", "GET", api_metrics, SHAPE_OPENAI, LOCAL, ANY_MODEL, NULL,
+     "Counters for Prometheus"},
+    {"/version", "GET", api_version, SHAPE_OPENAI, OPEN, ANY_MODEL, NULL, "The server's version"},
+    {"/ping", "GET", api_health, SHAPE_OPENAI, OPEN, ANY_MODEL, NULL, "As /health"},
+    {"/ping", "POST", api_health, SHAPE_OPENAI, OPEN, ANY_MODEL, NULL, "As /health"},
+    {"/load", "GET", api_load, SHAPE_OPENAI, KEYED, ANY_MODEL, NULL, "Requests that run or wait"},
     {"/admin/cache", "GET", api_cache_list, SHAPE_OPENAI, ADMIN, PLAIN, NULL,
      "The contents of the prefix cache"},
     {"/admin/cache/pin", "POST", api_cache_pin, SHAPE_OPENAI, ADMIN, BODY, NULL,
@@ -185,7 +193,8 @@ static bool route_turns_away(struct exchange *x)
     again_s = engines_turns_away(&x->served->engines, tenant);
     if (again_s == 0)
         return false;
-    fcgi_skip_body(x->fcgi);
+    if (!x->served->on_demand)
+        fcgi_skip_body(x->fcgi);
     exchange_reply_error(x, ERR_OVERLOADED, NULL, NULL, again_s);
     return true;
 }
@@ -258,6 +267,79 @@ static void route_look(struct exchange *x)
     }
 }
 
+/* The value of a name in the query, of *len bytes; NULL: it is not there. */
+static const char *route_query(const struct exchange *x, const char *name, size_t *len)
+{
+    const char *at = strchr(fcgi_param(x->fcgi, "REQUEST_URI"), '?');
+    size_t name_len = strlen(name);
+
+    while (at != NULL && *at != '\0') { /* each pass begins at a '?' or '&' */
+        at++;
+        *len = strcspn(at, "&");
+        if (*len > name_len && strncmp(at, name, name_len) == 0 && at[name_len] == '=') {
+            *len -= name_len + 1;
+            return at + name_len + 1;
+        }
+        at += *len;
+    }
+    return NULL;
+}
+
+/* The name of the model that a request asks for; NULL: none. */
+static const char *route_model(const struct exchange *x, const struct json *body, size_t *len)
+{
+    const struct json *name = body == NULL ? NULL : json_get(body, "model");
+
+    if (body == NULL)
+        return route_query(x, "model", len);
+    if (name == NULL || name->kind != JSON_TEXT)
+        return NULL;
+    *len = name->text_len;
+    return name->text;
+}
+
+/* No such model, or none that this key may use: the client cannot tell which. */
+static bool route_no_model(struct exchange *x, const char *name, size_t len)
+{
+    char why[320];
+
+    (void)snprintf(why, sizeof why,
+                   "the model '%.*s' does not exist or this key may not use it; /v1/models has "
+                   "those that it may",
+                   len > 200 ? 200 : (int)len, name);
+    exchange_reply_error(x, ERR_NO_MODEL, why, "model", 0);
+    return false;
+}
+
+/* Choose the model of a request: the one it names, or the first that its key may use. False after
+ * an error answer. */
+static bool route_choose(struct front *f, struct exchange *x, const struct route *route,
+                         const struct json *body)
+{
+    const char *list = fcgi_param(x->fcgi, "QUIRE_MODELS");
+    bool is_keyed = route->access == KEYED;
+    size_t len = 0;
+    const char *name = route_model(x, body, &len);
+    struct served *m = NULL;
+
+    /* A server of one model checks names where it reads the fields. */
+    if (!f->served[0].on_demand && (!is_keyed || served_is_allowed(&f->served[0], list)))
+        return true;
+    if (name != NULL)
+        m = served_find(f->served, f->n_served, name, len);
+    for (int i = 0; i < f->n_served && name == NULL && m == NULL; i++) {
+        if (!is_keyed || served_is_allowed(&f->served[i], list))
+            m = &f->served[i];
+    }
+    if (m == NULL || (is_keyed && !served_is_allowed(m, list)))
+        return route_no_model(x, name == NULL ? "" : name, len);
+    x->served = m;
+    if (m->why == NULL)
+        return true;
+    exchange_reply_error(x, ERR_ENGINE_GONE, m->why, "model", 1);
+    return false;
+}
+
 /* The first route that fits path and method answers. If only the path fits, the error is 405 and
  * not 404. */
 void route_exchange(struct front *f, struct exchange *x)
@@ -291,7 +373,7 @@ void route_exchange(struct front *f, struct exchange *x)
             fcgi_skip_body(x->fcgi);
             return;
         }
-        if ((route->traits & GENERATES) != 0 && route_turns_away(x))
+        if ((route->traits & GENERATES) != 0 && !x->served->on_demand && route_turns_away(x))
             return;
         if ((route->traits & BODY) != 0) {
             body = route_body(f, x);
@@ -300,6 +382,10 @@ void route_exchange(struct front *f, struct exchange *x)
         } else {
             fcgi_skip_body(x->fcgi); /* otherwise nginx, while it still writes, would answer 502 */
         }
+        if ((route->traits & ANY_MODEL) == 0 && !route_choose(f, x, route, body))
+            return;
+        if ((route->traits & GENERATES) != 0 && x->served->on_demand && route_turns_away(x))
+            return;
         route->answer(f, x, body);
         route_look(x);
         /* An endpoint that failed after making generations has answered already. */

@@ -137,6 +137,8 @@ static void link_failed(struct link *l, int rc, uint64_t now_us)
         l->open_error = rc;
     if (rc == ERR_VERSION && l->foreign_us == 0)
         l->foreign_us = now_us;
+    if (l->is_patient && (rc == ERR_INVALID || rc == ERR_ASLEEP))
+        l->refused = rc;
     if (rc != ERR_ENGINE_GONE)
         l->retry_us = now_us + LINK_PAUSE_US;
 }
@@ -155,7 +157,7 @@ static int link_call(struct link *l, uint64_t now_us, struct wire_welcome *w, in
     }
     rc = attach_answer(l->calling_fd, l->patience_ms, w, fds);
     if (rc == ERR_AGAIN && l->patience_ms < LINK_TIMEOUT_MS &&
-        now_us - l->called_us < LINK_TIMEOUT_MS * 1000u)
+        (l->is_patient || now_us - l->called_us < LINK_TIMEOUT_MS * 1000u))
         return rc;
     if (rc == ERR_OK)
         l->control_fd = l->calling_fd;
@@ -200,6 +202,13 @@ bool link_try(struct link *l, uint64_t now_us)
     l->unpublished = false;
     log_info("front: attached to the engine at %s, %u slots", l->path, l->lane.n_slots);
     return true;
+}
+
+void link_hang_up(struct link *l)
+{
+    if (l->calling_fd != -1)
+        (void)close(l->calling_fd);
+    l->calling_fd = -1;
 }
 
 void link_refuse_engine(struct link *l, uint64_t now_us)

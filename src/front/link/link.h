@@ -31,6 +31,10 @@ struct link {
     int control_fd;   /* -1 while no engine is attached */
     int calling_fd;   /* the connection whose welcome has not come; -1: none */
     int patience_ms;  /* time that link_try() may wait for a welcome */
+    bool is_patient;  /* the engine may take long to start: its welcome is waited for as long as
+                       * link_hang_up() is not called */
+    int refused;      /* error that came in place of a welcome, of a patient link; ERR_OK: none. The
+                       * caller clears it */
     bool chooses;     /* the front has several engines: this one is to publish what it holds */
     uint64_t called_us;
     struct lane lane;
@@ -71,6 +75,9 @@ int link_init(struct link *l, const char *path) ERR_CHECKED;
 /* Try to attach, if it is time to. True when this call attached an engine. Waits for a welcome at
  * most patience_ms, and looks for it again in the next call. */
 bool link_try(struct link *l, uint64_t now_us);
+
+/* Give up the call whose welcome has not come, if there is one. */
+void link_hang_up(struct link *l);
 
 /* Give an engine back that was just attached and cannot be used; it is tried again later. */
 void link_refuse_engine(struct link *l, uint64_t now_us);

@@ -244,6 +244,8 @@ static bool streamer_waited(const struct streamer *s, const struct exchange *x)
 {
     uint64_t wait_us = (uint64_t)s->f->settings.engine_wait_ms * 1000u;
 
+    if (x->served->on_demand)
+        wait_us = (uint64_t)x->served->settings.wake_timeout_s * 1000000u;
     if (engines_drain(&x->served->engines))
         return false;
 
@@ -308,6 +310,7 @@ static void streamer_tick(struct streamer *s)
     if (s->now_us - s->tick_us < STREAMER_TICK_MS * 1000u)
         return;
     s->tick_us = s->now_us;
+    streamer_look_around(s);
     while (x != NULL) {
         struct exchange *next = x->next;
 
@@ -431,6 +434,11 @@ static int streamer_timeout_ms(struct streamer *s)
     for (int i = 0; i < s->f->n_links; i++) {
         struct link *link = s->f->links[i];
 
+        /* One that is started on demand is polled for its welcome. */
+        if (link->control_fd == -1 && link->is_patient && link->calling_fd != -1)
+            continue;
+        if (link->control_fd == -1 && link->is_patient && !s->f->served_of[i]->wanted)
+            continue;
         if (link->control_fd == -1)
             timeout_ms = timeout_ms > STREAMER_DETACHED_MS ? STREAMER_DETACHED_MS : timeout_ms;
         else if (!lane_front_sleep(&link->lane))

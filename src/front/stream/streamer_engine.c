@@ -3,6 +3,7 @@
  * Engines that come and go. When the engine dies, generations are submitted to the next one with
  * their output so far as part of the prompt, so that clients only notice a pause. */
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/epoll.h>
 
@@ -10,6 +11,7 @@
 #include "base/must.h"
 #include "base/service.h"
 #include "front/stream/streamer_parts.h"
+#include "ipc/seats.h"
 
 #define STREAMER_YIELD_US 1000000 /* us before an unfinished request is given to another front */
 #define STREAMER_LOST_MAX 3       /* so many engines may die during a request before it is blamed */
@@ -157,6 +159,9 @@ static bool streamer_attach(struct streamer *s, struct served *m, int i)
     struct link *link = &m->engines.links[i];
     int calling_fd = link->calling_fd;
 
+    /* A connection would start the engine. */
+    if (m->on_demand && !m->wanted)
+        return false;
     if (!engines_try(&m->engines, i, s->now_us)) {
         /* The welcome ends the wait; without the poll it is found a little later. */
         if (link->calling_fd != -1 && link->calling_fd != calling_fd)
@@ -171,6 +176,51 @@ static bool streamer_attach(struct streamer *s, struct served *m, int i)
     return true;
 }
 
+/* The engine of m cannot be started, or found no room: end the requests that wait for it. */
+static void streamer_refused(struct streamer *s, struct served *m, int err)
+{
+    struct gen *g;
+    char why[256];
+
+    (void)snprintf(why, sizeof why,
+                   "the engine of the model '%.100s' cannot be started; its log has the reason",
+                   m->model_name);
+    /* Each pass ends an exchange, whose generations leave the list. */
+    while ((g = streamer_first(s, m, GEN_WANTS_ENGINE)) != NULL) {
+        struct exchange *x = g->exchange;
+
+        if (err == ERR_ASLEEP)
+            streamer_fail(s, x, err, NULL, NULL);
+        else
+            streamer_fail(s, x, ERR_ENGINE_GONE, why, NULL);
+        streamer_flush(s, x);
+    }
+}
+
+/* In the order of the engines' table: an engine that runs is attached to, also without a request,
+ * so that its state and its load are known. */
+void streamer_look_around(struct streamer *s)
+{
+    struct seats *seats = NULL;
+
+    if (!s->f->served[0].on_demand)
+        return;
+    if (seats_observe(&seats, s->f->settings.models_run) != ERR_OK)
+        seats = NULL; /* no engine has run yet */
+    for (int i = 0; i < s->f->n_served; i++) {
+        struct served *m = &s->f->served[i];
+        enum seat_state state;
+        bool ready = false;
+
+        m->wanted = streamer_first(s, m, GEN_WANTS_ENGINE) != NULL;
+        if (!m->wanted && seats != NULL && m->engines.n > 0)
+            m->wanted = seats_find(seats, m->settings.engine_socket, &state, &ready) && ready;
+        for (int k = 0; k < m->engines.n && !m->wanted; k++)
+            link_hang_up(&m->engines.links[k]);
+    }
+    seats_close(seats);
+}
+
 /* The same for one model. True: an engine was attached. */
 static bool streamer_engine_of(struct streamer *s, struct served *m)
 {
@@ -178,6 +228,13 @@ static bool streamer_engine_of(struct streamer *s, struct served *m)
 
     for (int i = 0; i < m->engines.n; i++)
         any = streamer_attach(s, m, i) || any;
+    for (int i = 0; i < m->engines.n; i++) {
+        int err = m->engines.links[i].refused;
+
+        m->engines.links[i].refused = ERR_OK;
+        if (err != ERR_OK)
+            streamer_refused(s, m, err);
+    }
     if (any)
         streamer_resume(s, m);
     else

@@ -53,6 +53,8 @@ void streamer_drain(struct streamer *s);
  * whose answers have begun. Those come first, because they can no longer be refused and the next
  * engine may have fewer slots. */
 void streamer_wait_add(struct streamer *s, struct gen *g, enum gen_wants wants);
+/* The first generation of a model that waits for this, or NULL. */
+struct gen *streamer_first(const struct streamer *s, const struct served *m, enum gen_wants wants);
 void streamer_wait_remove(struct streamer *s, struct gen *g);
 
 /* Submit all generations of x, or let them wait; an error becomes the answer. All choices are
@@ -87,6 +89,8 @@ void streamer_let_go(struct streamer *s, struct gen *g, enum wire_cancel why);
 /* --- streamer_engine.c --- */
 
 void streamer_engine(struct streamer *s); /* attach if it is time to, or yield to another build */
+/* Of engines that are started on demand: which are to be attached to. Now and then. */
+void streamer_look_around(struct streamer *s);
 void streamer_engine_lost(struct streamer *s, struct link *l);
 
 /* True when x is complete except that its response is still being stored. */

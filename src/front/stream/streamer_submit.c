@@ -35,6 +35,8 @@ void streamer_wait_add(struct streamer *s, struct gen *g, enum gen_wants wants)
     g->waiting = true;
     g->wants = wants;
     g->wait_us = s->now_us;
+    if (wants == GEN_WANTS_ENGINE)
+        g->exchange->served->wanted = true;
     *at = g;
 }
 
@@ -328,9 +330,7 @@ void streamer_submit(struct streamer *s, struct exchange *x)
     streamer_publish(s);
 }
 
-/* The first generation of a model that waits for this, or NULL. */
-static struct gen *streamer_first(const struct streamer *s, const struct served *m,
-                                  enum gen_wants wants)
+struct gen *streamer_first(const struct streamer *s, const struct served *m, enum gen_wants wants)
 {
     struct gen *g = s->waiting;
 
