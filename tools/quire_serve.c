@@ -133,6 +133,41 @@ static bool serve_add_engines(struct serve *s, const char *program)
     return true;
 }
 
+/* Of several models, each has an engine that starts on demand. */
+static bool serve_add_models(struct serve *s, const char *program)
+{
+    const struct settings *settings = &s->wishes.settings;
+    const char *table = serve_gemm_table(s, program);
+    const char *run = serve_models_run(s), *folder = serve_models_folder(s);
+
+    if (!serve_models_make(s))
+        return false;
+    for (int i = 0; i < s->models.n; i++) {
+        const char *name = s->models.names[i];
+        struct serve_child *c = serve_add(s, serve_text(s, "engine %s", name), program,
+                                          serve_text(s, "%s/engine-%s.log", s->folder, name));
+
+        c->shows_all = true;
+        c->on_demand = true;
+        c->starts_max = 5;
+        c->window_s = 600;
+        c->pause_ms = 200;
+        serve_add_args(c, &s->wishes.engine);
+        serve_args_add(&c->args, serve_text(s, "--config=%s/%s.conf", folder, name));
+        serve_args_add(&c->args, serve_text(s, "--engine-socket=%s/%s.sock", run, name));
+        serve_args_add(&c->args, serve_text(s, "--models-run=%s", run));
+        if (strcmp(settings->kv_host_file, SERVE_HOST_FILE) == 0)
+            serve_args_add(&c->args, s->memory[0] == '\0'
+                                         ? "--kv-host-file="
+                                         : serve_text(s, "--kv-host-file=%s/%s", s->memory, name));
+        if (table != NULL)
+            serve_args_add(&c->args, serve_text(s, "--gemm-table=%s", table));
+        if (!serve_models_listen(s, c, i))
+            return false;
+    }
+    return true;
+}
+
 static void serve_add_fronts(struct serve *s, const char *program)
 {
     const char *socket = serve_text(s, "--engine-socket=%s/engine.sock", s->folder);
@@ -145,7 +180,12 @@ static void serve_add_fronts(struct serve *s, const char *program)
         c->window_s = 60;
         c->pause_ms = 200;
         serve_add_args(c, &s->wishes.front);
-        serve_args_add(&c->args, socket);
+        if (serve_models_are_many(s)) {
+            serve_args_add(&c->args, serve_text(s, "--models-dir=%s", serve_models_folder(s)));
+            serve_args_add(&c->args, serve_text(s, "--models-run=%s", serve_models_run(s)));
+        } else {
+            serve_args_add(&c->args, socket);
+        }
         serve_args_add(&c->args, "--listen="); /* the socket that is passed */
     }
 }
@@ -167,14 +207,21 @@ static bool serve_prepare(struct serve *s)
         serve_say("nginx is missing: install the package " SERVE_NGINX_PACKAGE);
         return false;
     }
-    if (!serve_folder_address(s) || !serve_folder_make(s) || !serve_add_engines(s, engine))
+    if (!serve_folder_address(s) || !serve_folder_make(s))
+        return false;
+    if (serve_models_are_many(s) ? !serve_add_models(s, engine) : !serve_add_engines(s, engine))
         return false;
     sockets = serve_text(s, "%s/engine.sock", s->folder);
     for (int i = 0, n = s->wishes.settings.data_parallel_size; n > 1 && i < n; i++)
         sockets = i == 0 ? serve_text(s, "%s/0/engine.sock", s->folder)
                          : serve_text(s, "%s,%s/%d/engine.sock", sockets, s->folder, i);
-    serve_say("logs and sockets are in %s; quire top --engine-socket %s shows its work", s->folder,
-              sockets);
+    if (serve_models_are_many(s))
+        serve_say("logs and sockets are in %s; each engine starts with the first request for its "
+                  "model",
+                  s->folder);
+    else
+        serve_say("logs and sockets are in %s; quire top --engine-socket %s shows its work",
+                  s->folder, sockets);
     serve_add_fronts(s, front);
     c = serve_add(s, "nginx", nginx, serve_text(s, "%s/nginx.log", s->folder));
     c->stop_signal = SIGQUIT;
@@ -225,7 +272,7 @@ static void serve_kill(struct serve *s)
 }
 
 /* Count a further start. False: there were too many within window_s. */
-static bool serve_may_start(struct serve_child *c)
+bool serve_may_start(struct serve_child *c)
 {
     uint64_t now_us = clock_us();
 
@@ -251,6 +298,9 @@ static void serve_ended(struct serve *s, struct serve_child *c, int status)
     (void)serve_child_reason(status, reason, sizeof reason);
     if (s->phase == SERVE_STOPPING) {
         serve_child_show(c);
+    } else if (c->on_demand) {
+        serve_child_show(c);
+        serve_models_ended(c, status);
     } else if (!is_final && serve_may_start(c)) {
         serve_child_show(c);
         serve_say("%s %s; it is started again (%d of at most %d times in %d s), and requests go on",
@@ -276,9 +326,11 @@ static int serve_watch(struct serve *s)
             serve_ended(s, c, status);
         else
             serve_child_show(c);
-        if (c->again_us != 0 && clock_us() >= c->again_us && !serve_child_start(c))
+        if (c->on_demand && s->phase != SERVE_STOPPING && !serve_models_look(c))
             serve_stop(s, 1);
-        n += c->pid != 0 || c->again_us != 0;
+        if (!c->on_demand && c->again_us != 0 && clock_us() >= c->again_us && !serve_child_start(c))
+            serve_stop(s, 1);
+        n += c->pid != 0 || (!c->on_demand && c->again_us != 0);
     }
     return n;
 }
@@ -320,7 +372,8 @@ static void serve_ask_health(struct serve *s)
             return;
     }
     s->phase = SERVE_READY;
-    printf("ready: %s  (model %s; Ctrl-C ends it)\n", s->url, s->wishes.name);
+    printf("ready: %s  (%s %s; Ctrl-C ends it)\n", s->url,
+           serve_models_are_many(s) ? "models" : "model", s->wishes.name);
     (void)fflush(stdout);
 }
 
@@ -343,17 +396,30 @@ static void serve_read_signals(struct serve *s, int signal_fd)
     }
 }
 
+/* Wait for a signal, a connection that is to start an engine, or the next tick. */
+static void serve_wait(const struct serve *s, int signal_fd)
+{
+    struct pollfd fds[1 + SERVE_ENGINES_MAX] = {{.fd = signal_fd, .events = POLLIN}};
+    nfds_t n = 1;
+
+    for (int i = 0; i < s->n_children; i++) {
+        const struct serve_child *c = &s->children[i];
+
+        if (c->on_demand && c->pid == 0 && c->again_us <= clock_us())
+            fds[n++] = (struct pollfd){.fd = c->listen_fd, .events = POLLIN};
+    }
+    (void)poll(fds, n, SERVE_TICK_MS);
+}
+
 /* Until no child is left. */
 static void serve_run(struct serve *s, int signal_fd)
 {
-    struct pollfd signals = {.fd = signal_fd, .events = POLLIN};
-
     for (int i = 0; i < s->n_children && s->phase == SERVE_STARTING; i++) {
-        if (!serve_child_start(&s->children[i]))
+        if (!s->children[i].on_demand && !serve_child_start(&s->children[i]))
             serve_stop(s, 1);
     }
     while (serve_watch(s) > 0) { /* ends after a signal, or when a child gives up */
-        (void)poll(&signals, 1, SERVE_TICK_MS);
+        serve_wait(s, signal_fd);
         serve_read_signals(s, signal_fd);
         if (s->phase == SERVE_STARTING)
             serve_ask_health(s);

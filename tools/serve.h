@@ -6,6 +6,7 @@
  *   serve_options.c  the command line: arguments of the programs, and the wishes about nginx
  *   serve_folder.c   the private folder: nginx's files, locks, removal
  *   serve_child.c    one child: its start, its log, its end
+ *   serve_models.c   several models: their files, their engines, which start on demand
  *   quire_serve.c    the loop that watches all children
  *
  * One thread. Texts are borrowed from argv or live in the arena until the process ends. */
@@ -17,10 +18,11 @@
 #include <sys/types.h>
 
 #include "base/mem.h"
+#include "base/models.h"
 #include "base/settings.h"
 
 #define SERVE_FRONTS_MAX  64
-#define SERVE_ENGINES_MAX 16 /* the maximum of data_parallel_size */
+#define SERVE_ENGINES_MAX MODELS_MAX /* above the maximum of data_parallel_size */
 #define SERVE_ARGS_MAX    256
 #define SERVE_LIST_MAX    32 /* API keys, origins */
 
@@ -47,7 +49,9 @@ struct serve_wishes {
     bool has_model;                  /* the command line has named it */
     struct serve_args engine, front; /* without program and sockets */
     struct settings settings;        /* the engines', in effect */
-    const char *name;                /* of the model, in answers */
+    const char *name;                /* of the model, in answers; of several, a list */
+    struct serve_list paths;         /* the models of the command line */
+    const char *models_dir;          /* absolute; "": none */
 };
 
 /* One child process. */
@@ -61,6 +65,8 @@ struct serve_child {
     int starts_max;  /* starts again within window_s, as in its systemd unit; 0: none */
     int window_s, pause_ms;
     pid_t pid;          /* 0: it does not run */
+    bool on_demand;     /* it is started when a connection waits at listen_fd */
+    uint64_t shut_us;   /* on demand: connections are turned away until then; 0: they are not */
     uint64_t again_us;  /* when to start it again; 0: not */
     uint64_t window_us; /* when the first of n_starts was */
     int n_starts;
@@ -79,8 +85,9 @@ struct serve {
     char folder[96];     /* private, removed at the end; "": not made yet */
     char memory[64];     /* likewise, on tmpfs, for pages in host memory; "": none */
     int folder_lock, memory_lock;
-    char address[80]; /* numeric, as nginx's listen takes it */
-    char url[128];    /* of the API */
+    char address[80];     /* numeric, as nginx's listen takes it */
+    char url[128];        /* of the API */
+    struct models models; /* of several; none: n is 0 */
     struct serve_child children[SERVE_ENGINES_MAX + SERVE_FRONTS_MAX + 1];
     int n_children;
 };
@@ -113,6 +120,31 @@ bool serve_folder_make(struct serve *s);
 bool serve_folder_listen(struct serve *s);
 
 void serve_folder_remove(struct serve *s);
+
+/* serve_models.c. Are there several models? */
+bool serve_models_are_many(const struct serve *s);
+
+/* The names of the models of the command line or of --models-dir. False: the reason was printed. */
+bool serve_models_read(struct serve *s);
+
+/* Make the files of the models of the command line in the private folder, and the sockets' folder.
+ * False: the reason was printed. */
+bool serve_models_make(struct serve *s);
+const char *serve_models_run(struct serve *s);    /* the sockets' folder */
+const char *serve_models_folder(struct serve *s); /* the models' files */
+
+/* Make the socket of the engine of model i; it is the child's listen_fd. */
+bool serve_models_listen(struct serve *s, struct serve_child *c, int i);
+
+/* An engine on demand has ended: it is started again by the next connection, or those are turned
+ * away for a while because it cannot be started. */
+void serve_models_ended(struct serve_child *c, int status);
+
+/* Start it if a connection waits. False: there is no process for it. */
+bool serve_models_look(struct serve_child *c);
+
+/* Count a start within window_s (quire_serve.c). False: there were too many. */
+bool serve_may_start(struct serve_child *c);
 
 /* serve_child.c: start a child. False: there is no process for it (logged). */
 bool serve_child_start(struct serve_child *c);

@@ -35,7 +35,8 @@ enum options_own {
     OWN_CERT_KEY,
     OWN_ORIGINS,
     OWN_FRONTS,
-    OWN_LOG
+    OWN_LOG,
+    OWN_MODELS
 };
 
 static const struct {
@@ -53,6 +54,7 @@ static const struct {
     {"allowed-origins", OWN_ORIGINS, true},
     {"api-server-count", OWN_FRONTS, true},
     {"enable-log-requests", OWN_LOG, false},
+    {"models-dir", OWN_MODELS, true},
 };
 
 /* Names and programs of all settings; flags may stand without a value, as with vLLM. */
@@ -110,6 +112,7 @@ static const struct {
     const char *name, *reason;
 } options_refused[] = {
     {"engine_socket", "the sockets are in a private folder"},
+    {"models_run", "the sockets are in a private folder"},
     {"listen", "nginx listens: use --host, --port or --uds"},
     {"data_parallel_rank", "this command starts all engines of --data-parallel-size"},
     {"nnodes", "two hosts are served under systemd: see docs/operating.md"},
@@ -121,11 +124,14 @@ static const struct {
 };
 
 static const char options_usage[] =
-    "usage: quire serve FOLDER|FILE.gguf [options] [settings]\n"
+    "usage: quire serve FOLDER|FILE.gguf... [options] [settings]\n"
     "\n"
     "Serves a model in the foreground, without root: nginx, fronts and an engine, as a service\n"
     "has them, in a private folder. Ctrl-C ends all of them after the running requests. An engine\n"
     "or a front that dies is started again, and streams go on.\n"
+    "\n"
+    "With several models, or --models-dir, each has an engine that starts with the first request\n"
+    "for it; --models-max N lets at most N of them be awake.\n"
     "\n"
     "  --host NAME           127.0.0.1  address to listen on; 0.0.0.0: all\n"
     "  --port N              8000       0: a free one\n"
@@ -135,6 +141,7 @@ static const char options_usage[] =
     "  --ssl-certfile FILE              serve HTTPS; with --ssl-keyfile FILE\n"
     "  --api-server-count N  2          fronts\n"
     "  --enable-log-requests            log requests (not prompts) in the private folder\n"
+    "  --models-dir DIR                 a file NAME.conf with settings for each of several models\n"
     "  --config FILE                    lines `name = value` with settings\n"
     "\n"
     "Settings are those of quire-engine --help and quire-front --help, with dashes or\n"
@@ -299,6 +306,7 @@ static bool options_set_own(struct serve *s, enum options_own own, const char *v
     case OWN_ORIGINS: return options_origins(s, value);
     case OWN_FRONTS:
         return options_number("--api-server-count", value, 1, SERVE_FRONTS_MAX, &w->n_fronts);
+    case OWN_MODELS: return options_file(s, "--models-dir", value, &w->models_dir);
     case OWN_LOG: w->logs_requests = true; return true;
     }
     return false;
@@ -501,7 +509,13 @@ static bool options_check(struct serve *s)
     struct serve_wishes *w = &s->wishes;
     static struct names names; /* it is pointed into */
 
-    if (!options_check_settings(s) || !options_check_model(w->settings.model))
+    if (!options_check_settings(s) || !serve_models_read(s))
+        return false;
+    for (int i = 0; i < w->paths.n && s->models.n > 0; i++) {
+        if (!options_check_model(w->paths.at[i]))
+            return false;
+    }
+    if (s->models.n == 0 && !options_check_model(w->settings.model))
         return false;
     if ((w->cert[0] == '\0') != (w->cert_key[0] == '\0')) {
         serve_say("--ssl-certfile and --ssl-keyfile belong together");
@@ -510,6 +524,14 @@ static bool options_check(struct serve *s)
     if (names_read(&names, w->settings.served_model_name, w->settings.model) != ERR_OK)
         return false;
     w->name = names.at[0];
+    for (int i = 0; i < s->models.n; i++)
+        w->name =
+            i == 0 ? s->models.names[0] : serve_text(s, "%s, %s", w->name, s->models.names[i]);
+    if (s->models.n > 0 &&
+        (w->settings.data_parallel_size > 1 || w->settings.served_model_name[0])) {
+        serve_say("served_model_name and data_parallel_size are for one model");
+        return false;
+    }
     if (w->keys.n == 0 && w->uds[0] == '\0' && strncmp(w->host, "127.", 4) != 0 &&
         strcmp(w->host, "localhost") != 0 && strcmp(w->host, "::1") != 0)
         serve_say(
@@ -523,10 +545,14 @@ bool serve_options_read(struct serve *s, int argc, char **argv)
 {
     static const struct options_setting model_setting = {"model", OPTION_TEXT, "EF"};
     struct serve_wishes *w = &s->wishes;
-    const char *model = NULL;
 
-    *w = (struct serve_wishes){
-        .host = "127.0.0.1", .port = 8000, .uds = "", .cert = "", .cert_key = "", .n_fronts = 2};
+    *w = (struct serve_wishes){.host = "127.0.0.1",
+                               .port = 8000,
+                               .uds = "",
+                               .cert = "",
+                               .cert_key = "",
+                               .models_dir = "",
+                               .n_fronts = 2};
     for (int i = 1; i < argc; i++) {
         struct options_arg arg;
 
@@ -535,13 +561,14 @@ bool serve_options_read(struct serve *s, int argc, char **argv)
                 return false;
             continue;
         }
-        if (model != NULL) {
-            serve_say("one model only: \"%s\" comes after \"%s\"", argv[i], model);
+        if (w->paths.n == SERVE_LIST_MAX) {
+            serve_say("there are more than %d models", SERVE_LIST_MAX);
             return false;
         }
-        model = argv[i];
         w->has_model = true;
-        options_pass(s, &model_setting, options_model_path(s, model));
+        w->paths.at[w->paths.n++] = options_model_path(s, argv[i]);
     }
+    if (w->paths.n == 1)
+        options_pass(s, &model_setting, w->paths.at[0]);
     return options_check(s);
 }

@@ -646,6 +646,7 @@ class Stack:
             text = text.replace("@RUN@", self.dir).replace("@LISTEN@",
                                                                       "127.0.0.1:%d ssl http2" % self.port)
             text = text.replace("/etc/quire/keys.map", self.path("keys.map"))
+            text = text.replace("/etc/quire/models.ma[p]", self.path("models.ma[p]"))
             text = text.replace("/etc/quire/origins.map", self.path("origins.map"))
             text = text.replace("/usr/share/quire", os.path.join(SRCDIR, "nginx"))
             text = text.replace("rate=100r/s", "rate=10000r/s")  # site.sh looks at that

@@ -239,7 +239,7 @@ with tap.section("what cannot start"):
             ("a bad value", [MODEL, "--max-num-seqs", "many"], 2, "max_num_seqs"),
             ("a bad port", [MODEL, "--port", "70000"], 2, "--port"),
             ("a setting of its own", [MODEL, "--listen", "/x"], 2, "--listen"),
-            ("a second model", [MODEL, MODEL], 2, "one model only"),
+            ("a model twice", [MODEL, MODEL], 2, "two models have the name"),
             ("half of TLS", [MODEL, "--ssl-certfile", QUIRE], 2, "--ssl-keyfile")):
         code, said = refused(*args)
         tap.ok(code == status and word in said and len(said.splitlines()) == 1,
