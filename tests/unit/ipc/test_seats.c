@@ -14,8 +14,11 @@
 
 static struct seat_view held(uint32_t n_reqs, uint64_t used_us)
 {
-    return (struct seat_view){
-        .alive = true, .state = SEAT_HELD, .n_reqs = n_reqs, .used_us = used_us, .since_us = used_us};
+    return (struct seat_view){.alive = true,
+                              .state = SEAT_HELD,
+                              .n_reqs = n_reqs,
+                              .used_us = used_us,
+                              .since_us = used_us};
 }
 
 static struct seat_view waits(uint64_t wanted_us)
@@ -48,7 +51,8 @@ static void test_choice(void)
     rows[3] = waits(8 * S);
     ok(!seats_decide(rows, 4, 2, 2, 10 * S, &ask) && ask == 1, "a second waits: a second is asked");
     rows[0].alive = false;
-    ok(!seats_decide(rows, 4, 2, 2, 10 * S, &ask), "the seat of a dead one is for the first to wait");
+    ok(!seats_decide(rows, 4, 2, 2, 10 * S, &ask),
+       "the seat of a dead one is for the first to wait");
     ok(seats_decide(rows, 4, 3, 2, 10 * S, &ask), "and that one takes it");
     rows[3].wanted_us = rows[2].wanted_us;
     ok(seats_decide(rows, 4, 2, 2, 10 * S, &ask) != seats_decide(rows, 4, 3, 2, 10 * S, &ask),

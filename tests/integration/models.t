@@ -1,0 +1,322 @@
+#!/usr/bin/env python3
+"""Goal: many models behind one address, more than there is room for: no request is lost, and each
+model's text is that of its engine alone. Method: quire serve --models-dir with five tiny
+checkpoints, two seats, and two models that cannot be served; a trace that moves between models, and
+the death of an engine under load."""
+
+import concurrent.futures
+import contextlib
+import http.client
+import json
+import os
+import random
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+
+from harness import BUILDDIR, MODEL, SRCDIR, Tap, UnixConnection, draw_seed, need_nginx, skip_all, \
+    until
+
+need_nginx()
+if not os.path.isdir(os.path.join(SRCDIR, "tests/golden/families")):
+    skip_all("there are no checkpoints of tests/golden")
+tap = Tap()
+rng = random.Random(draw_seed(tap))
+QUIRE = os.path.join(BUILDDIR, "quire")
+NAMES = ["cohere", "granite", "mixtral", "olmo2", "phi3"]
+SEATS = 2
+WAIT_S = 60
+work = tempfile.mkdtemp(prefix="quire-t-", dir="/tmp")
+env = dict(os.environ, XDG_RUNTIME_DIR=work)
+SETTINGS = ["--device", "cpu", "--cpu-threads", "1", "--api-server-count", "2",
+            "--cpu-kv-bytes", "16M", "--max-num-seqs", "16"]
+
+
+def folder(name):
+    """A checkpoint of the goldens with the demo model's tokenizer: prompts are token ids."""
+    path = os.path.join(work, "checkpoints", name)
+    os.makedirs(path)
+    for f in ("config.json", "model.safetensors"):
+        os.symlink(os.path.join(SRCDIR, "tests/golden/families", name, f), os.path.join(path, f))
+    for f in ("tokenizer.json", "tokenizer_config.json"):
+        os.symlink(os.path.join(MODEL, f), os.path.join(path, f))
+    return path
+
+
+def vocabulary(name):
+    with open(os.path.join(SRCDIR, "tests/golden/families", name, "config.json")) as f:
+        return json.load(f)["vocab_size"]
+
+
+class Served:
+    """quire serve on a unix socket."""
+
+    n = 0
+
+    def __init__(self, *args, key=None):
+        Served.n += 1
+        self.key = key
+        self.uds = os.path.join(work, "%d.sock" % Served.n)
+        self.log = os.path.join(work, "%d.log" % Served.n)
+        with open(self.log, "w") as err:
+            self.proc = subprocess.Popen([QUIRE, "serve", *args, *SETTINGS, "--uds", self.uds],
+                                         stdout=subprocess.PIPE, stderr=err, env=env, text=True,
+                                         stdin=subprocess.DEVNULL)
+        self.ready = self.proc.stdout.readline()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.proc.poll() is None:
+            self.proc.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.proc.wait(WAIT_S)
+        if self.proc.poll() is None:
+            self.proc.kill()
+
+    def said(self):
+        with open(self.log) as f:
+            return f.read()
+
+    def ask(self, method, path, body=None, key=None):
+        c = UnixConnection(self.uds, WAIT_S)
+        key = key or self.key
+        with contextlib.closing(c):
+            c.request(method, path, json.dumps(body) if body is not None else None,
+                      dict({"Content-Type": "application/json"},
+                           **({"Authorization": "Bearer " + key} if key else {})))
+            r = c.getresponse()
+            text = r.read()
+            return r.status, json.loads(text) if text else None, dict(r.getheaders())
+
+    def complete(self, name, prompt, max_tokens, key=None):
+        return self.ask("POST", "/v1/completions", {
+            "model": name, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0,
+            "ignore_eos": True, "return_token_ids": True}, key)
+
+    def stream(self, name, prompt, max_tokens):
+        """The events of a stream."""
+        c = UnixConnection(self.uds, WAIT_S)
+        with contextlib.closing(c):
+            c.request("POST", "/v1/completions", json.dumps({
+                "model": name, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0,
+                "ignore_eos": True, "return_token_ids": True, "stream": True}),
+                {"Content-Type": "application/json", "Authorization": "Bearer " + self.key})
+            for line in c.getresponse():
+                if line.startswith(b"data: {"):
+                    event = json.loads(line[6:])
+                    if event.get("choices"):
+                        yield event
+
+    def states(self, key=None):
+        return {m["id"]: m.get("state")
+                for m in self.ask("GET", "/v1/models", key=key)[1]["data"]}
+
+    def engine(self, name):
+        """The process of a model's engine."""
+        with open("/proc/%d/task/%d/children" % (self.proc.pid, self.proc.pid)) as f:
+            pids = f.read().split()
+        for pid in pids:
+            with contextlib.suppress(OSError), open("/proc/%s/cmdline" % pid) as f:
+                line = f.read()
+                if "quire-engine" in line and "/%s.sock" % name in line:
+                    return int(pid)
+        return None
+
+
+def ids(answer):
+    return answer[1]["choices"][0]["token_ids"] if answer[0] == 200 else answer[:2]
+
+
+tap.section("each engine alone")
+prompts = {name: [[rng.randrange(3, vocabulary(name)) for _ in range(rng.randrange(2, 40))]
+                  for _ in range(5)] for name in NAMES}
+folders = {name: folder(name) for name in NAMES}
+alone = {}
+for name in NAMES:
+    with Served(folders[name]) as s:
+        for i, prompt in enumerate(prompts[name]):
+            alone[name, i] = ids(s.complete(name, prompt, 300 if i == 0 else 24))
+tap.ok(all(isinstance(v, list) and len(v) >= 24 for v in alone.values()), "references",
+       str([v for v in alone.values()][:1])[:200])
+
+conf = os.path.join(work, "models")
+os.makedirs(conf)
+for name in NAMES:
+    with open(os.path.join(conf, name + ".conf"), "w") as f:
+        f.write("model = %s\n" % folders[name])
+        if name == "granite":
+            f.write("served_model_name = granite, stone\n")
+with open(os.path.join(conf, "nofolder.conf"), "w") as f:
+    f.write("model = %s\n" % os.path.join(work, "missing"))
+with open(os.path.join(conf, "nostart.conf"), "w") as f:
+    f.write("model = %s\nkv_cache_dtype = nonsense\n" % folders["phi3"])
+with open(os.path.join(conf, "notes.txt"), "w") as f:
+    f.write("not a model\n")
+with open(os.path.join(work, "admin"), "w") as f:
+    f.write("operator-0123456789\n")
+os.chmod(os.path.join(work, "admin"), 0o600)
+
+with Served("--models-dir", conf, "--models-max", str(SEATS), "--api-key", "all", "--api-key",
+            "some", "--admin-key-file", os.path.join(work, "admin"), key="all") as s:
+    tap.section("before any request")
+    tap.ok("models cohere, granite, mixtral, nofolder, nostart, olmo2, phi3;" in s.ready,
+           "ready at once", s.ready + s.said()[-2000:])
+    states = s.states()
+    tap.eq([states[n] for n in NAMES + ["stone", "nofolder"]], ["stopped"] * 6 + ["failed"],
+           "no engine runs, and one model cannot be read")
+    tap.eq(s.ask("GET", "/health")[0], 200, "healthy")
+
+    tap.section("the first request starts an engine")
+    t = time.monotonic()
+    tap.eq(ids(s.complete("phi3", prompts["phi3"][1], 24)), alone["phi3", 1], "the text")
+    tap.note("started and answered in %.2f s" % (time.monotonic() - t))
+    tap.ok(until(lambda: s.states()["phi3"] == "awake"), "awake")
+    tap.eq(ids(s.complete("stone", prompts["granite"][1], 24)), alone["granite", 1], "an alias")
+
+    tap.section("names and keys")
+    status, body, _ = s.complete("unknown", [5], 1)
+    tap.eq((status, body["error"]["code"]), (404, "model_not_found"), "an unknown model")
+    private = re.search(r"logs and sockets are in (\S+);", s.said()).group(1)
+    with open(os.path.join(private, "models.map"), "w") as f:
+        f.write('key2 "phi3,stone";\n')
+    with open(os.path.join(private, "nginx-master.pid")) as f:
+        os.kill(int(f.read()), signal.SIGHUP)
+    tap.ok(until(lambda: sorted(s.states("some")) == ["granite", "phi3", "stone"]),
+           "a key sees its models", str(s.states("some")))
+    tap.eq(len(s.states()), 8, "another one sees all")
+    tap.eq(ids(s.complete("phi3", prompts["phi3"][2], 24, "some")), alone["phi3", 2],
+           "it may use them")
+    status, body, _ = s.complete("olmo2", [5], 1, "some")
+    tap.eq((status, body["error"]["code"]), (404, "model_not_found"), "and no other")
+    tap.eq(s.ask("GET", "/v1/models/olmo2", key="some")[0], 404, "nor see it")
+    tap.eq(s.ask("POST", "/tokenize", {"model": "olmo2", "prompt": "a"}, "some")[0], 404,
+           "nor its tokenizer")
+
+    tap.section("a trace of requests that moves between models")
+    lock = threading.Lock()
+    wrong, slowest, n_done = [], 0.0, 0
+
+    def one(job):
+        global slowest, n_done
+        name, i, n = job
+        t = time.monotonic()
+        got = ids(s.complete(name, prompts[name][i], n))
+        with lock:
+            n_done += 1
+            slowest = max(slowest, time.monotonic() - t)
+            if got != alone[name, i][:n]:
+                wrong.append((job, got))
+
+    jobs = []
+    for phase in range(12):  # two models are in use at a time, and now and then another
+        usual = rng.sample(NAMES, 2)
+        jobs += [(rng.choice(usual) if rng.random() < 0.9 else rng.choice(NAMES),
+                  rng.randrange(1, 5), rng.choice([1, 6, 24])) for _ in range(25)]
+    t = time.monotonic()
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        list(pool.map(one, jobs))
+    took = time.monotonic() - t
+    tap.eq(wrong[:2], [], "all %d texts are those of the engines alone" % len(jobs))
+    tap.eq(n_done, 300, "no request is lost")
+    tap.ok(took < 60, "in time", "%.1f s" % took)
+    tap.note("%d requests in %.1f s, slowest %.2f s" % (n_done, took, slowest))
+
+    tap.section("three models in constant use, two seats")
+    jobs = [(NAMES[k % 3], 1 + k % 4, 24) for k in range(150)]
+    t = time.monotonic()
+    with concurrent.futures.ThreadPoolExecutor(9) as pool:
+        list(pool.map(one, jobs))
+    tap.eq(wrong[:2], [], "each gets its turn")
+    tap.note("%d requests in %.1f s" % (len(jobs), time.monotonic() - t))
+    woken = [float(v) for v in re.findall(r"engine: awake after ([0-9.]+) s", s.said())]
+    fallen = [float(v) for v in re.findall(r"left the device, in ([0-9.]+) s", s.said())]
+    tap.ok(len(woken) > 5 and len(fallen) > 5, "engines slept and woke",
+           "%d %d" % (len(woken), len(fallen)))
+    tap.note("%d wakes: mean %.3f s, longest %.2f s with the wait for a seat; %d sleeps: mean "
+             "%.3f s, longest %.2f s" % (len(woken), sum(woken) / len(woken), max(woken),
+                                         len(fallen), sum(fallen) / len(fallen), max(fallen)))
+    tap.ok(until(lambda: [s.states()[n] for n in NAMES].count("awake") <= SEATS),
+           "no more are awake than there are seats", str(s.states()))
+
+    tap.section("a third model, while two are never idle")
+    stop, busy = threading.Event(), {"cohere": 0, "granite": 0}
+
+    def keep_busy(name):
+        while not stop.is_set():
+            one((name, 0, 300))
+            with lock:
+                busy[name] += 1
+
+    with concurrent.futures.ThreadPoolExecutor(9) as pool:
+        loops = [pool.submit(keep_busy, name) for name in list(busy) * 4]
+        tap.ok(until(lambda: min(busy.values()) > 0), "both are in use")
+        waits = []
+        for i in range(1, 4):
+            t = time.monotonic()
+            tap.eq(ids(s.complete("phi3", prompts["phi3"][i], 24)), alone["phi3", i], "it answers")
+            waits.append(time.monotonic() - t)
+            time.sleep(0.5)
+        before = dict(busy)
+        tap.ok(until(lambda: all(busy[n] > before[n] for n in busy)), "and the two go on")
+        stop.set()
+        for loop in loops:
+            loop.result()
+    tap.eq(wrong[:2], [], "with the right texts")
+    tap.ok(max(waits) < 20, "within some seconds")
+    tap.note("the third waited %s s; requests of the two: %s" %
+             (", ".join("%.2f" % w for w in waits), busy))
+
+    tap.section("an engine dies under load")
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        running = [pool.submit(s.complete, "mixtral", prompts["mixtral"][0], 300)
+                   for _ in range(3)]
+        others = [pool.submit(s.complete, "cohere", prompts["cohere"][1], 24) for _ in range(2)]
+        pid, got = None, []
+        for event in s.stream("mixtral", prompts["mixtral"][0], 300):
+            got += event["choices"][0].get("token_ids") or []
+            if len(got) > 5 and pid is None:
+                pid = s.engine("mixtral")
+                os.kill(pid, signal.SIGKILL)
+        tap.eq(got, alone["mixtral", 0], "its stream goes on with the next engine")
+        tap.ok(all(ids(r.result()) == alone["mixtral", 0] for r in running),
+               "so do its other requests")
+        tap.ok(all(ids(r.result()) == alone["cohere", 1] for r in others), "others notice nothing")
+    tap.ok("engine mixtral was ended by signal 9" in s.said(), "it was killed")
+    tap.ok(s.engine("mixtral") not in (None, pid), "and started again")
+
+    tap.section("load and unload")
+    status, body, _ = s.ask("POST", "/v1/models/load", {"model": "olmo2"}, "operator-0123456789")
+    tap.eq((status, (body or {}).get("state")), (200, "awake"), "load")
+    tap.ok(until(lambda: s.states()["olmo2"] == "awake"), "it is awake")
+    status, body, _ = s.ask("POST", "/v1/models/unload", {"model": "olmo2"}, "operator-0123456789")
+    tap.eq((status, (body or {}).get("state")), (200, "asleep"), "unload")
+    tap.ok(until(lambda: s.states()["olmo2"] == "asleep"), "it sleeps")
+    tap.eq(s.ask("POST", "/v1/models/unload", {"model": "olmo2"}, "operator-0123456789")[0], 200, "again")
+    tap.eq(s.ask("POST", "/v1/models/load", {"model": "olmo2"}, "all")[0], 401,
+           "not with a client's key")
+
+    tap.section("models that cannot be served")
+    status, body, _ = s.complete("nofolder", [5], 1)
+    tap.ok(status == 503 and "cannot read" in body["error"]["message"], "no folder", str(body))
+    t = time.monotonic()
+    status, body, headers = s.complete("nostart", [5], 1)
+    tap.ok(status == 503 and "cannot be started" in body["error"]["message"] and
+           int(headers["Retry-After"]) > 0, "no engine", str(body))
+    tap.note("refused after %.2f s" % (time.monotonic() - t))
+    tap.ok("kv_cache_dtype" in s.said(), "the log has the reason")
+    tap.eq(ids(s.complete("phi3", prompts["phi3"][3], 24)), alone["phi3", 3], "others are served")
+    tap.eq(s.ask("GET", "/health")[0], 200, "and all is well")
+
+tap.eq(s.proc.returncode, 0, "it ends in good order")
+tap.eq([f for f in os.listdir(work) if f.startswith("quire-serve")], [], "nothing is left")
+used = resource.getrusage(resource.RUSAGE_CHILDREN)
+tap.note("CPU time %.1f s" % (used.ru_utime + used.ru_stime))
+shutil.rmtree(work, ignore_errors=True)
+tap.done()
