@@ -104,6 +104,32 @@ if [ -f "${builddir:-.}/systemd/quire-engine@.service" ]; then
                 grep -iE 'quire|error')"
     fi
 fi
+model=quire-model@.socket
+if [ -f "${builddir:-.}/systemd/quire-model@.service" ]; then
+    each=quire-model@.service
+    run=$(dirname "$(unit $model ListenSequentialPacket)")
+    check "the engine of one of several models has its socket, its settings and folders of its own" \
+        "$(for word in "--engine-socket $(unit $model ListenSequentialPacket)" "--models-run $run" \
+            '/models/%i.conf' '/pages-%i' '/%i/prefix'; do
+            grep -qF -- "$word" <<<"$(unit_of $each ExecStart)" || echo "$word"
+        done
+            want "$(unit_of $each ReadWritePaths)" "$run" ReadWritePaths
+            want "$(unit_of $each RuntimeDirectory)" "" RuntimeDirectory
+            want "$(unit_of $each Restart)" on-failure Restart
+            want "$(unit_of $each Requires)" quire-model@%i.socket Requires
+            grep -q 'quire-models/%i/prefix' <<<"$(unit_of $each StateDirectory)" || echo "no store"
+            want "$(made "$run")" "0710 $user $(unit $engine Group)" "tmpfiles, $run"
+            want "$(unit $model SocketGroup)" "$(unit $engine Group)" SocketGroup
+            want "$(unit $model SocketMode)" 0660 SocketMode)"
+    if command -v systemd-analyze >/dev/null; then
+        check "systemd-analyze verify, the engine of a model" "$(
+            sed 's|^ExecStart=[^ ]*|ExecStart=/bin/true|' "${builddir:-.}/systemd/$each" \
+                >"$dir_units/quire-model@a.service"
+            cp "$src/systemd/$model" "$dir_units/quire-model@a.socket"
+            systemd-analyze verify --man=no "$dir_units/quire-model@a.service" \
+                "$dir_units/quire-model@a.socket" 2>&1 | grep -iE 'quire|error')"
+    fi
+fi
 check "the fronts' cache is the unit's" \
     "$(want "$(setting tokenizer_cache_dir)" "/var/cache/$(unit $front CacheDirectory)" folder)"
 check "the fronts' kept responses are in the unit's folder, which its user alone opens" \
