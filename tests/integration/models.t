@@ -153,6 +153,8 @@ for name in NAMES:
         f.write("model = %s\n" % folders[name])
         if name == "granite":
             f.write("served_model_name = granite, stone\n")
+with open(os.path.join(conf, "demo.conf"), "w") as f:
+    f.write("model = %s\n" % MODEL)
 with open(os.path.join(conf, "nofolder.conf"), "w") as f:
     f.write("model = %s\n" % os.path.join(work, "missing"))
 with open(os.path.join(conf, "nostart.conf"), "w") as f:
@@ -166,7 +168,7 @@ os.chmod(os.path.join(work, "admin"), 0o600)
 with Served("--models-dir", conf, "--models-max", str(SEATS), "--api-key", "all", "--api-key",
             "some", "--admin-key-file", os.path.join(work, "admin"), key="all") as s:
     tap.section("before any request")
-    tap.ok("models cohere, granite, mixtral, nofolder, nostart, olmo2, phi3;" in s.ready,
+    tap.ok("models cohere, demo, granite, mixtral, nofolder, nostart, olmo2, phi3;" in s.ready,
            "ready at once", s.ready + s.said()[-2000:])
     states = s.states()
     tap.eq([states[n] for n in NAMES + ["stone", "nofolder"]], ["stopped"] * 6 + ["failed"],
@@ -190,7 +192,7 @@ with Served("--models-dir", conf, "--models-max", str(SEATS), "--api-key", "all"
         os.kill(int(f.read()), signal.SIGHUP)
     tap.ok(until(lambda: sorted(s.states("some")) == ["granite", "phi3", "stone"]),
            "a key sees its models", str(s.states("some")))
-    tap.eq(len(s.states()), 8, "another one sees all")
+    tap.eq(len(s.states()), 9, "another one sees all")
     tap.eq(ids(s.complete("phi3", prompts["phi3"][2], 24, "some")), alone["phi3", 2],
            "it may use them")
     status, body, _ = s.complete("olmo2", [5], 1, "some")
@@ -301,6 +303,45 @@ with Served("--models-dir", conf, "--models-max", str(SEATS), "--api-key", "all"
     tap.eq(s.ask("POST", "/v1/models/unload", {"model": "olmo2"}, "operator-0123456789")[0], 200, "again")
     tap.eq(s.ask("POST", "/v1/models/load", {"model": "olmo2"}, "all")[0], 401,
            "not with a client's key")
+
+    tap.section("KServe's protocol")
+    v2 = "/v2/models/demo"
+    status, body, _ = s.ask("POST", "/v1/completions", {
+        "model": "demo", "prompt": ["The capital of", "A cat"], "max_tokens": 8,
+        "temperature": 0})
+    texts = [c["text"] for c in body["choices"]]
+    tap.eq([s.ask("GET", p)[:2] for p in ("/v2/health/live", "/v2/health/ready", v2 + "/ready",
+                                          v2 + "/versions/1/ready")],
+           [(200, {"live": True}), (200, {"ready": True}),
+            (200, {"name": "demo", "ready": True}), (200, {"name": "demo", "ready": True})],
+           "health")
+    tap.eq(s.ask("GET", "/v2")[1]["name"], "quire", "the server")
+    tap.eq(s.ask("GET", v2)[1]["inputs"],
+           [{"name": "text_input", "datatype": "BYTES", "shape": [-1]}], "the model")
+    status, body, _ = s.ask("POST", v2 + "/infer", {
+        "id": "7", "inputs": [{"name": "text_input", "shape": [2], "datatype": "BYTES",
+                               "data": ["The capital of", "A cat"]}],
+        "parameters": {"max_tokens": 8, "temperature": 0}})
+    tap.eq((status, body), (200, {
+        "model_name": "demo", "model_version": "1", "id": "7", "outputs": [
+            {"name": "text_output", "datatype": "BYTES", "shape": [2], "data": texts}]}), "infer")
+    status, body, _ = s.ask("POST", v2 + "/generate", {
+        "text_input": "A cat", "parameters": {"max_tokens": 8, "temperature": 0}})
+    tap.eq((status, body.get("text_output")), (200, texts[1]), "generate")
+    for name, path, sent, want in (
+            ("an unknown model", "/v2/models/none/generate", {"text_input": "a"}, 404),
+            ("no model", "/v2/models/", {"text_input": "a"}, 404),
+            ("an unknown verb", v2 + "/compile", {"text_input": "a"}, 404),
+            ("numbers", v2 + "/infer", {"inputs": [{"name": "text_input", "datatype": "FP32",
+                                                    "shape": [1], "data": [1.0]}]}, 400),
+            ("no text", v2 + "/generate", {"text_input": 7}, 400),
+            ("a stream", v2 + "/generate", {"text_input": "a", "parameters": {"stream": True}},
+             400),
+            ("a bad parameter", v2 + "/generate",
+             {"text_input": "a", "parameters": {"temperature": -1}}, 400)):
+        status, body, _ = s.ask("POST", path, sent)
+        tap.ok(status == want and isinstance(body["error"], str), name, "%s %s" % (status, body))
+    tap.eq(s.ask("GET", v2, key="some")[0], 404, "a model that the key may not use")
 
     tap.section("models that cannot be served")
     status, body, _ = s.complete("nofolder", [5], 1)

@@ -29,6 +29,9 @@ void answer_end(struct exchange *x, struct gen *g);
 void answer_tokens(struct exchange *x, struct gen *g);
 void answer_tokens_end(struct exchange *x, struct gen *g);
 
+/* SHAPE_V2: the whole answer, which is no stream (answer_v2.c). */
+void answer_v2_body(struct exchange *x);
+
 /* Append {"id":...,"object":...,"created":...,"model":... without the closing brace; a choice's
  * "finish_reason":...,"stop_reason":... */
 void answer_object(const struct exchange *x, struct buf *b, const char *object);

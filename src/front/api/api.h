@@ -33,6 +33,12 @@ api_fn api_is_sleeping;    /* GET /is_sleeping */
 api_fn api_version;        /* GET /version */
 api_fn api_metrics;        /* GET /metrics */
 
+api_fn api_v2;       /* GET /v2 */
+api_fn api_v2_live;  /* GET /v2/health/live */
+api_fn api_v2_ready; /* GET /v2/health/ready */
+api_fn api_v2_model; /* GET /v2/models/NAME, /v2/models/NAME/ready */
+api_fn api_v2_infer; /* POST /v2/models/NAME/infer, /v2/models/NAME/generate */
+
 api_fn api_messages;      /* POST /v1/messages */
 api_fn api_count_tokens;  /* POST /v1/messages/count_tokens */
 api_fn api_responses;     /* POST /v1/responses */
@@ -84,6 +90,10 @@ bool gen_finish_prompts(struct exchange *x, const char *param);
 /* Find out where the replies to this prompt begin (inside a reasoning or not), and pass that on to
  * the speech of its n generations. */
 enum form_start gen_begin(struct gen *gens, int n, const struct buf *prompt);
+
+/* Choose the model of a request whose path names it: sets x->served. False after an error answer
+ * (route.c). */
+bool route_choose_model(struct front *f, struct exchange *x, const char *name, size_t len);
 
 /* Send a buffer as a JSON answer and free it; a failed buffer becomes an error answer. */
 void api_reply_buf(struct exchange *x, struct buf *b);

@@ -184,6 +184,22 @@ void api_health(struct front *f, struct exchange *x, const struct json *body)
         health_say(f, x, &state, n_well);
 }
 
+/* GET /v2/health/ready. */
+void api_v2_ready(struct front *f, struct exchange *x, const struct json *body)
+{
+    static const char text[] = "{\"ready\":true}";
+    char why[160];
+    struct link_state state;
+    int n_well;
+    int rc = health_look(f, why, sizeof why, &state, &n_well);
+
+    (void)body;
+    if (rc != ERR_OK)
+        exchange_reply_error(x, rc, why, NULL, 1);
+    else
+        exchange_reply(x, 200, "application/json", text, sizeof text - 1);
+}
+
 /* The probe's token has come. */
 void health_passed(struct front *f, struct exchange *x)
 {

@@ -102,6 +102,15 @@ static const struct route routes[] = {
      "Remove prompts from the cache"},
     {"/reset_prefix_cache", "POST", api_cache_reset, SHAPE_OPENAI, ADMIN, PLAIN, NULL,
      "Empty the cache"},
+    {"/v2", "GET", api_v2, SHAPE_V2, KEYED, ANY_MODEL, NULL, "The server, by KServe's protocol"},
+    {"/v2/health/live", "GET", api_v2_live, SHAPE_V2, OPEN, ANY_MODEL, NULL,
+     "200 if the front answers"},
+    {"/v2/health/ready", "GET", api_v2_ready, SHAPE_V2, OPEN, ANY_MODEL, NULL,
+     "200 if the server can answer"},
+    {"/v2/models", "GET", api_v2_model, SHAPE_V2, KEYED, NAMED | ANY_MODEL, NULL,
+     "/v2/models/NAME and /v2/models/NAME/ready: a model's tensors, and whether it is ready"},
+    {"/v2/models", "POST", api_v2_infer, SHAPE_V2, KEYED, BODY | NAMED | ANY_MODEL, NULL,
+     "/v2/models/NAME/infer and /v2/models/NAME/generate: continue texts"},
     {"/is_sleeping", "GET", api_is_sleeping, SHAPE_OPENAI, OPEN, PLAIN, NULL,
      "Whether the engine sleeps"},
     {"/sleep", "POST", api_sleep, SHAPE_OPENAI, ADMIN, PLAIN, NULL,
@@ -311,33 +320,47 @@ static bool route_no_model(struct exchange *x, const char *name, size_t len)
     return false;
 }
 
-/* Choose the model of a request: the one it names, or the first that its key may use. False after
- * an error answer. */
-static bool route_choose(struct front *f, struct exchange *x, const struct route *route,
-                         const struct json *body)
+/* The model, if this key may use it. keyed: the request has a key. */
+static bool route_set_model(struct front *f, struct exchange *x, const char *name, size_t len,
+                            bool keyed)
 {
     const char *list = fcgi_param(x->fcgi, "QUIRE_MODELS");
-    bool is_keyed = route->access == KEYED;
-    size_t len = 0;
-    const char *name = route_model(x, body, &len);
     struct served *m = NULL;
 
-    /* A server of one model checks names where it reads the fields. */
-    if (!f->served[0].on_demand && (!is_keyed || served_is_allowed(&f->served[0], list)))
-        return true;
     if (name != NULL)
         m = served_find(f->served, f->n_served, name, len);
     for (int i = 0; i < f->n_served && name == NULL && m == NULL; i++) {
-        if (!is_keyed || served_is_allowed(&f->served[i], list))
+        if (!keyed || served_is_allowed(&f->served[i], list))
             m = &f->served[i];
     }
-    if (m == NULL || (is_keyed && !served_is_allowed(m, list)))
+    if (m == NULL || (keyed && !served_is_allowed(m, list)))
         return route_no_model(x, name == NULL ? "" : name, len);
     x->served = m;
     if (m->why == NULL)
         return true;
     exchange_reply_error(x, ERR_ENGINE_GONE, m->why, "model", 1);
     return false;
+}
+
+bool route_choose_model(struct front *f, struct exchange *x, const char *name, size_t len)
+{
+    return route_set_model(f, x, name, len, true);
+}
+
+/* Choose the model of a request: the one it names, or the first that its key may use. False after
+ * an error answer. */
+static bool route_choose(struct front *f, struct exchange *x, const struct route *route,
+                         const struct json *body)
+{
+    bool keyed = route->access == KEYED;
+    size_t len = 0;
+    const char *name = route_model(x, body, &len);
+
+    /* A server of one model checks names where it reads the fields. */
+    if (!f->served[0].on_demand &&
+        (!keyed || served_is_allowed(&f->served[0], fcgi_param(x->fcgi, "QUIRE_MODELS"))))
+        return true;
+    return route_set_model(f, x, name, len, keyed);
 }
 
 /* The first route that fits path and method answers. If only the path fits, the error is 405 and

@@ -163,6 +163,22 @@ void exchange_add_error_messages(struct buf *b, const struct exchange *x, int er
     buf_printf(b, "},\"request_id\":\"%s\"}", x->request_id);
 }
 
+void exchange_add_error_v2(struct buf *b, int err, const char *message, const char *param)
+{
+    struct buf text = {0};
+
+    if (message == NULL || message[0] == '\0')
+        message = err_sentence(err);
+    if (param != NULL)
+        buf_printf(&text, "%s: ", param);
+    buf_add_text(&text, message);
+    buf_add_text(b, "{\"error\":");
+    buf_add_json_string(b, buf_text(&text), text.len);
+    buf_add_byte(b, '}');
+    b->failed = b->failed || text.failed;
+    buf_fini(&text);
+}
+
 /* The client's name of a field. /v1/responses is translated to a chat, so an error may carry the
  * chat's name of a field that the client sent under another one. */
 static const char *exchange_param(const struct exchange *x, const char *param)
@@ -201,6 +217,8 @@ void exchange_reply_error(struct exchange *x, int err, const char *message, cons
         exchange_add_error_messages(&body, x, err, message);
         if (status == 503)
             status = 529; /* Anthropic's status for an overloaded server */
+    } else if (x->shape == SHAPE_V2) {
+        exchange_add_error_v2(&body, err, message, param);
     } else {
         exchange_add_error(&body, err, message, exchange_param(x, param));
     }
