@@ -14,6 +14,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/models.h"
+#include "ipc/seats.h"
 
 /* "created" of /v1/models. The folder's time, because the start times of several fronts differ. */
 static int64_t served_model_time(const struct settings *s)
@@ -314,4 +315,20 @@ int served_read(struct served_list *out, const struct settings *settings, int ar
         out->n++;
     }
     return rc;
+}
+
+void served_want_running(struct served *at, int n, const char *run)
+{
+    struct seats *seats = NULL;
+
+    if (seats_observe(&seats, run) != ERR_OK)
+        seats = NULL; /* no engine has run yet */
+    for (int i = 0; i < n; i++) {
+        enum seat_state state;
+        bool ready = false;
+
+        at[i].wanted = seats != NULL && at[i].engines.n > 0 &&
+                       seats_find(seats, at[i].settings.engine_socket, &state, &ready) && ready;
+    }
+    seats_close(seats);
 }

@@ -44,6 +44,10 @@ struct served {
     struct vocabulary vocabulary;
 };
 
+/* Set `wanted` of the models whose engines run and take fronts, by the engines' table in models_run,
+ * and clear it of the others. */
+void served_want_running(struct served *at, int n, const char *run);
+
 /* The models of a front. */
 struct served_list {
     struct served *at; /* [n] */

@@ -155,6 +155,8 @@ for name in NAMES:
             f.write("served_model_name = granite, stone\n")
 with open(os.path.join(conf, "demo.conf"), "w") as f:
     f.write("model = %s\n" % MODEL)
+with open(os.path.join(conf, "a-typo.conf"), "w") as f:
+    f.write("model = %s\nmax_choices = many\n" % MODEL)
 with open(os.path.join(conf, "nofolder.conf"), "w") as f:
     f.write("model = %s\n" % os.path.join(work, "missing"))
 with open(os.path.join(conf, "nostart.conf"), "w") as f:
@@ -168,11 +170,12 @@ os.chmod(os.path.join(work, "admin"), 0o600)
 with Served("--models-dir", conf, "--models-max", str(SEATS), "--api-key", "all", "--api-key",
             "some", "--admin-key-file", os.path.join(work, "admin"), key="all") as s:
     tap.section("before any request")
-    tap.ok("models cohere, demo, granite, mixtral, nofolder, nostart, olmo2, phi3;" in s.ready,
+    tap.ok("models a-typo, cohere, demo, granite, mixtral, nofolder, nostart, olmo2, phi3;" in s.ready,
            "ready at once", s.ready + s.said()[-2000:])
     states = s.states()
-    tap.eq([states[n] for n in NAMES + ["stone", "nofolder"]], ["stopped"] * 6 + ["failed"],
-           "no engine runs, and one model cannot be read")
+    tap.eq([states[n] for n in NAMES + ["stone", "nofolder", "a-typo"]],
+           ["stopped"] * 6 + ["failed"] * 2,
+           "no engine runs, and two models cannot be read")
     tap.eq(s.ask("GET", "/health")[0], 200, "healthy")
 
     tap.section("the first request starts an engine")
@@ -183,6 +186,8 @@ with Served("--models-dir", conf, "--models-max", str(SEATS), "--api-key", "all"
     tap.eq(ids(s.complete("stone", prompts["granite"][1], 24)), alone["granite", 1], "an alias")
 
     tap.section("names and keys")
+    status, body, _ = s.ask("POST", "/v1/completions", {"prompt": [5], "max_tokens": 1})
+    tap.eq((status, body.get("model")), (200, "cohere"), "no name: the first that can be served")
     status, body, _ = s.complete("unknown", [5], 1)
     tap.eq((status, body["error"]["code"]), (404, "model_not_found"), "an unknown model")
     private = re.search(r"logs and sockets are in (\S+);", s.said()).group(1)
@@ -192,7 +197,7 @@ with Served("--models-dir", conf, "--models-max", str(SEATS), "--api-key", "all"
         os.kill(int(f.read()), signal.SIGHUP)
     tap.ok(until(lambda: sorted(s.states("some")) == ["granite", "phi3", "stone"]),
            "a key sees its models", str(s.states("some")))
-    tap.eq(len(s.states()), 9, "another one sees all")
+    tap.eq(len(s.states()), 10, "another one sees all")
     tap.eq(ids(s.complete("phi3", prompts["phi3"][2], 24, "some")), alone["phi3", 2],
            "it may use them")
     status, body, _ = s.complete("olmo2", [5], 1, "some")
@@ -346,6 +351,7 @@ with Served("--models-dir", conf, "--models-max", str(SEATS), "--api-key", "all"
     tap.section("models that cannot be served")
     status, body, _ = s.complete("nofolder", [5], 1)
     tap.ok(status == 503 and "cannot read" in body["error"]["message"], "no folder", str(body))
+    tap.eq(s.complete("a-typo", [5], 1)[0], 503, "no settings")
     t = time.monotonic()
     status, body, headers = s.complete("nostart", [5], 1)
     tap.ok(status == 503 and "cannot be started" in body["error"]["message"] and

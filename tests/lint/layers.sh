@@ -17,7 +17,8 @@ text/output: base text/tokenizer
 text/template: base text/file text/spans text/unicode text/output
 grammar: base
 front: base ipc text grammar front
-front/front: base text front/http front/kept front/link front/request front/structured
+front/served: base ipc text front/link front/request front/served front/structured
+front/front: base front/http front/kept front/request front/served
 front/http: base ipc
 front/structured: base ipc text grammar
 front/kept: base

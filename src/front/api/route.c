@@ -330,7 +330,7 @@ static bool route_set_model(struct front *f, struct exchange *x, const char *nam
     if (name != NULL)
         m = served_find(f->served, f->n_served, name, len);
     for (int i = 0; i < f->n_served && name == NULL && m == NULL; i++) {
-        if (!keyed || served_is_allowed(&f->served[i], list))
+        if (f->served[i].why == NULL && (!keyed || served_is_allowed(&f->served[i], list)))
             m = &f->served[i];
     }
     if (m == NULL || (keyed && !served_is_allowed(m, list)))

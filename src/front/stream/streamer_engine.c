@@ -11,7 +11,6 @@
 #include "base/must.h"
 #include "base/service.h"
 #include "front/stream/streamer_parts.h"
-#include "ipc/seats.h"
 
 #define STREAMER_YIELD_US 1000000 /* us before an unfinished request is given to another front */
 #define STREAMER_LOST_MAX 3       /* so many engines may die during a request before it is blamed */
@@ -197,28 +196,20 @@ static void streamer_refused(struct streamer *s, struct served *m, int err)
     }
 }
 
-/* In the order of the engines' table: an engine that runs is attached to, also without a request,
- * so that its state and its load are known. */
+/* An engine that runs is attached to, also without a request, so that its state and its load are
+ * known. */
 void streamer_look_around(struct streamer *s)
 {
-    struct seats *seats = NULL;
-
     if (!s->f->served[0].on_demand)
         return;
-    if (seats_observe(&seats, s->f->settings.models_run) != ERR_OK)
-        seats = NULL; /* no engine has run yet */
+    served_want_running(s->f->served, s->f->n_served, s->f->settings.models_run);
     for (int i = 0; i < s->f->n_served; i++) {
         struct served *m = &s->f->served[i];
-        enum seat_state state;
-        bool ready = false;
 
-        m->wanted = streamer_first(s, m, GEN_WANTS_ENGINE) != NULL;
-        if (!m->wanted && seats != NULL && m->engines.n > 0)
-            m->wanted = seats_find(seats, m->settings.engine_socket, &state, &ready) && ready;
+        m->wanted = m->wanted || streamer_first(s, m, GEN_WANTS_ENGINE) != NULL;
         for (int k = 0; k < m->engines.n && !m->wanted; k++)
             link_hang_up(&m->engines.links[k]);
     }
-    seats_close(seats);
 }
 
 /* The same for one model. True: an engine was attached. */
