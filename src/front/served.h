@@ -44,8 +44,8 @@ struct served {
     struct vocabulary vocabulary;
 };
 
-/* Set `wanted` of the models whose engines run and take fronts, by the engines' table in models_run,
- * and clear it of the others. */
+/* Set `wanted` of the models whose engines run and take fronts, by the engines' table in run
+ * (models_run), and clear it of the others. */
 void served_want_running(struct served *at, int n, const char *run);
 
 /* The models of a front. */

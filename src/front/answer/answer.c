@@ -570,8 +570,8 @@ void answer_end(struct exchange *x, struct gen *g)
         answer_chunk(x, g, "", 0);
     if (x->n_finished < x->n_gens)
         return;
-    if (x->shape == SHAPE_V2) {
-        answer_v2_body(x);
+    if (x->shape == SHAPE_KSERVE) {
+        answer_kserve_body(x);
         return;
     }
     if (!x->stream) {

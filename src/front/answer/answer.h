@@ -29,8 +29,8 @@ void answer_end(struct exchange *x, struct gen *g);
 void answer_tokens(struct exchange *x, struct gen *g);
 void answer_tokens_end(struct exchange *x, struct gen *g);
 
-/* SHAPE_V2: the whole answer, which is no stream (answer_v2.c). */
-void answer_v2_body(struct exchange *x);
+/* SHAPE_KSERVE: the whole answer, which is no stream (answer_kserve.c). */
+void answer_kserve_body(struct exchange *x);
 
 /* Append {"id":...,"object":...,"created":...,"model":... without the closing brace; a choice's
  * "finish_reason":...,"stop_reason":... */

@@ -33,11 +33,11 @@ api_fn api_is_sleeping;    /* GET /is_sleeping */
 api_fn api_version;        /* GET /version */
 api_fn api_metrics;        /* GET /metrics */
 
-api_fn api_v2;       /* GET /v2 */
-api_fn api_v2_live;  /* GET /v2/health/live */
-api_fn api_v2_ready; /* GET /v2/health/ready */
-api_fn api_v2_model; /* GET /v2/models/NAME, /v2/models/NAME/ready */
-api_fn api_v2_infer; /* POST /v2/models/NAME/infer, /v2/models/NAME/generate */
+api_fn api_kserve;       /* GET /v2 */
+api_fn api_kserve_live;  /* GET /v2/health/live */
+api_fn api_kserve_ready; /* GET /v2/health/ready */
+api_fn api_kserve_model; /* GET /v2/models/NAME, /v2/models/NAME/ready */
+api_fn api_kserve_infer; /* POST /v2/models/NAME/infer, /v2/models/NAME/generate */
 
 api_fn api_messages;      /* POST /v1/messages */
 api_fn api_count_tokens;  /* POST /v1/messages/count_tokens */

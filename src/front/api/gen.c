@@ -41,7 +41,7 @@ static const char *gen_id_prefix(const struct exchange *x)
     case SHAPE_MESSAGES: return "msg_";
     case SHAPE_RESPONSES: return "resp_";
     case SHAPE_TOKENS: return "generate-tokens-";
-    case SHAPE_V2:
+    case SHAPE_KSERVE:
     case SHAPE_OPENAI: break;
     }
     if (x->format == EXCHANGE_CHAT)

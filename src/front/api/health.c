@@ -185,7 +185,7 @@ void api_health(struct front *f, struct exchange *x, const struct json *body)
 }
 
 /* GET /v2/health/ready. */
-void api_v2_ready(struct front *f, struct exchange *x, const struct json *body)
+void api_kserve_ready(struct front *f, struct exchange *x, const struct json *body)
 {
     static const char text[] = "{\"ready\":true}";
     char why[160];

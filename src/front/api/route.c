@@ -35,7 +35,7 @@ struct route {
         BODY = 1,      /* the request has a JSON object */
         GENERATES = 2, /* refused while the server is full, before the body is read */
         NAMED = 4,     /* a name, which may contain slashes, may follow the path */
-        ANY_MODEL = 8, /* it is not about one of the models */
+        WHOLE = 8,     /* about the server as a whole, not one of its models */
     } traits;
     const char *schema;  /* of the body, in /openapi.json; NULL: any object */
     const char *summary; /* one line for /openapi.json; NULL: not listed there */
@@ -68,32 +68,30 @@ static const struct route routes[] = {
     {"/v1/messages/", NULL, NULL, SHAPE_MESSAGES, KEYED, PLAIN, NULL, NULL},
     {"/v1/responses", "POST", api_responses, SHAPE_RESPONSES, KEYED, BODY | GENERATES, NULL,
      "OpenAI's responses"},
-    {"/v1/responses/", NULL, api_kept_response, SHAPE_RESPONSES, KEYED, ANY_MODEL, NULL, NULL},
-    {"/v1/models", "GET", api_models, SHAPE_OPENAI, KEYED, NAMED | ANY_MODEL, NULL,
+    {"/v1/responses/", NULL, api_kept_response, SHAPE_RESPONSES, KEYED, WHOLE, NULL, NULL},
+    {"/v1/models", "GET", api_models, SHAPE_OPENAI, KEYED, NAMED | WHOLE, NULL,
      "The names of the model"},
     {"/v1/models/load", "POST", api_load_model, SHAPE_OPENAI, ADMIN, BODY, NULL,
      "Start or wake the engine of a model"},
     {"/v1/models/unload", "POST", api_unload_model, SHAPE_OPENAI, ADMIN, BODY, NULL,
      "Put the engine of a model to sleep"},
-    {"/v1", "GET", api_index, SHAPE_OPENAI, KEYED, ANY_MODEL, NULL, "The endpoints"},
+    {"/v1", "GET", api_index, SHAPE_OPENAI, KEYED, WHOLE, NULL, "The endpoints"},
     {"/tokenize", "POST", api_tokenize, SHAPE_OPENAI, KEYED, BODY, NULL,
      "Text or a chat to token ids"},
     {"/detokenize", "POST", api_detokenize, SHAPE_OPENAI, KEYED, BODY, NULL, "Token ids to text"},
     {"/tokenizer_info", "GET", api_tokenizer_info, SHAPE_OPENAI, KEYED, PLAIN, NULL,
      "The contents of tokenizer_config.json"},
-    {"/server_info", "GET", api_server_info, SHAPE_OPENAI, ADMIN, ANY_MODEL, NULL,
+    {"/server_info", "GET", api_server_info, SHAPE_OPENAI, ADMIN, WHOLE, NULL,
      "The settings of a front"},
     {"/invocations", "POST", api_invocations, SHAPE_OPENAI, KEYED, BODY | GENERATES, NULL,
      "A chat, completion or response, by the body"},
-    {"/openapi.json", "GET", api_openapi, SHAPE_OPENAI, OPEN, ANY_MODEL, NULL, "This description"},
-    {"/health", "GET", api_health, SHAPE_OPENAI, OPEN, ANY_MODEL, NULL,
-     "200 if the server can answer"},
-    {"/metrics", "GET", api_metrics, SHAPE_OPENAI, LOCAL, ANY_MODEL, NULL,
-     "Counters for Prometheus"},
-    {"/version", "GET", api_version, SHAPE_OPENAI, OPEN, ANY_MODEL, NULL, "The server's version"},
-    {"/ping", "GET", api_health, SHAPE_OPENAI, OPEN, ANY_MODEL, NULL, "As /health"},
-    {"/ping", "POST", api_health, SHAPE_OPENAI, OPEN, ANY_MODEL, NULL, "As /health"},
-    {"/load", "GET", api_load, SHAPE_OPENAI, KEYED, ANY_MODEL, NULL, "Requests that run or wait"},
+    {"/openapi.json", "GET", api_openapi, SHAPE_OPENAI, OPEN, WHOLE, NULL, "This description"},
+    {"/health", "GET", api_health, SHAPE_OPENAI, OPEN, WHOLE, NULL, "200 if the server can answer"},
+    {"/metrics", "GET", api_metrics, SHAPE_OPENAI, LOCAL, WHOLE, NULL, "Counters for Prometheus"},
+    {"/version", "GET", api_version, SHAPE_OPENAI, OPEN, WHOLE, NULL, "The server's version"},
+    {"/ping", "GET", api_health, SHAPE_OPENAI, OPEN, WHOLE, NULL, "As /health"},
+    {"/ping", "POST", api_health, SHAPE_OPENAI, OPEN, WHOLE, NULL, "As /health"},
+    {"/load", "GET", api_load, SHAPE_OPENAI, KEYED, WHOLE, NULL, "Requests that run or wait"},
     {"/admin/cache", "GET", api_cache_list, SHAPE_OPENAI, ADMIN, PLAIN, NULL,
      "The contents of the prefix cache"},
     {"/admin/cache/pin", "POST", api_cache_pin, SHAPE_OPENAI, ADMIN, BODY, NULL,
@@ -102,14 +100,15 @@ static const struct route routes[] = {
      "Remove prompts from the cache"},
     {"/reset_prefix_cache", "POST", api_cache_reset, SHAPE_OPENAI, ADMIN, PLAIN, NULL,
      "Empty the cache"},
-    {"/v2", "GET", api_v2, SHAPE_V2, KEYED, ANY_MODEL, NULL, "The server, by KServe's protocol"},
-    {"/v2/health/live", "GET", api_v2_live, SHAPE_V2, OPEN, ANY_MODEL, NULL,
+    {"/v2", "GET", api_kserve, SHAPE_KSERVE, KEYED, WHOLE, NULL,
+     "The server, by KServe's protocol"},
+    {"/v2/health/live", "GET", api_kserve_live, SHAPE_KSERVE, OPEN, WHOLE, NULL,
      "200 if the front answers"},
-    {"/v2/health/ready", "GET", api_v2_ready, SHAPE_V2, OPEN, ANY_MODEL, NULL,
+    {"/v2/health/ready", "GET", api_kserve_ready, SHAPE_KSERVE, OPEN, WHOLE, NULL,
      "200 if the server can answer"},
-    {"/v2/models", "GET", api_v2_model, SHAPE_V2, KEYED, NAMED | ANY_MODEL, NULL,
+    {"/v2/models", "GET", api_kserve_model, SHAPE_KSERVE, KEYED, NAMED | WHOLE, NULL,
      "/v2/models/NAME and /v2/models/NAME/ready: a model's tensors, and whether it is ready"},
-    {"/v2/models", "POST", api_v2_infer, SHAPE_V2, KEYED, BODY | NAMED | ANY_MODEL, NULL,
+    {"/v2/models", "POST", api_kserve_infer, SHAPE_KSERVE, KEYED, BODY | NAMED | WHOLE, NULL,
      "/v2/models/NAME/infer and /v2/models/NAME/generate: continue texts"},
     {"/is_sleeping", "GET", api_is_sleeping, SHAPE_OPENAI, OPEN, PLAIN, NULL,
      "Whether the engine sleeps"},
@@ -405,7 +404,7 @@ void route_exchange(struct front *f, struct exchange *x)
         } else {
             fcgi_skip_body(x->fcgi); /* otherwise nginx, while it still writes, would answer 502 */
         }
-        if ((route->traits & ANY_MODEL) == 0 && !route_choose(f, x, route, body))
+        if ((route->traits & WHOLE) == 0 && !route_choose(f, x, route, body))
             return;
         if ((route->traits & GENERATES) != 0 && x->served->on_demand && route_turns_away(x))
             return;

@@ -163,7 +163,7 @@ void exchange_add_error_messages(struct buf *b, const struct exchange *x, int er
     buf_printf(b, "},\"request_id\":\"%s\"}", x->request_id);
 }
 
-void exchange_add_error_v2(struct buf *b, int err, const char *message, const char *param)
+void exchange_add_error_kserve(struct buf *b, int err, const char *message, const char *param)
 {
     struct buf text = {0};
 
@@ -217,8 +217,8 @@ void exchange_reply_error(struct exchange *x, int err, const char *message, cons
         exchange_add_error_messages(&body, x, err, message);
         if (status == 503)
             status = 529; /* Anthropic's status for an overloaded server */
-    } else if (x->shape == SHAPE_V2) {
-        exchange_add_error_v2(&body, err, message, param);
+    } else if (x->shape == SHAPE_KSERVE) {
+        exchange_add_error_kserve(&body, err, message, param);
     } else {
         exchange_add_error(&body, err, message, exchange_param(x, param));
     }

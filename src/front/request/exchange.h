@@ -38,7 +38,7 @@ enum exchange_shape {
     SHAPE_OPENAI,
     SHAPE_MESSAGES,
     SHAPE_RESPONSES,
-    SHAPE_V2,     /* the Open Inference Protocol: texts, or tensors of texts */
+    SHAPE_KSERVE, /* the Open Inference Protocol: texts, or tensors of texts */
     SHAPE_TOKENS, /* token ids only, for /inference/v1/generate; errors are OpenAI's */
 };
 
@@ -159,7 +159,7 @@ struct exchange {
     bool stream;
     bool include_usage;
     bool usage_always;    /* continuous_usage_stats */
-    bool tensors;         /* SHAPE_V2: the answer is a tensor */
+    bool tensors;         /* SHAPE_KSERVE: the answer is a tensor */
     bool echo;            /* the text begins with the prompt; in chats with gen.echoed */
     bool one_call;        /* parallel_tool_calls is false */
     bool hides_reasoning; /* include_reasoning is false */
@@ -241,7 +241,7 @@ void exchange_reply_error(struct exchange *x, int err, const char *message, cons
 void exchange_add_error(struct buf *b, int err, const char *message, const char *param);
 
 /* Append `{"error":"..."}`, the form of the Open Inference Protocol. */
-void exchange_add_error_v2(struct buf *b, int err, const char *message, const char *param);
+void exchange_add_error_kserve(struct buf *b, int err, const char *message, const char *param);
 
 /* Append `{"type":"error","error":{...}}`, the form of Anthropic's API. */
 void exchange_add_error_messages(struct buf *b, const struct exchange *x, int err,

@@ -16,17 +16,17 @@
 
 #include "front/api/api.h"
 
-#define V2_MODELS "/v2/models/"
+#define KSERVE_MODELS "/v2/models/"
 
 /* A path below /v2/models/, taken apart. */
-struct v2_path {
+struct kserve_path {
     const char *name; /* of the model, not NUL-terminated */
     size_t name_len;
     const char *verb; /* "", "ready", "infer", "generate" */
 };
 
 /* Remove an end of the name. False: it does not have it. */
-static bool v2_cut(struct v2_path *p, const char *end)
+static bool kserve_cut(struct kserve_path *p, const char *end)
 {
     size_t len = strlen(end);
 
@@ -37,26 +37,26 @@ static bool v2_cut(struct v2_path *p, const char *end)
 }
 
 /* Take /v2/models/NAME[/versions/1][/VERB] apart. */
-static void v2_split(const struct exchange *x, struct v2_path *p)
+static void kserve_split(const struct exchange *x, struct kserve_path *p)
 {
     static const char *const verbs[] = {"/ready", "/infer", "/generate"};
     const char *uri = fcgi_param(x->fcgi, "REQUEST_URI");
 
-    *p = (struct v2_path){.name = "", .verb = ""};
-    if (strncmp(uri, V2_MODELS, strlen(V2_MODELS)) == 0)
-        p->name = uri + strlen(V2_MODELS);
+    *p = (struct kserve_path){.name = "", .verb = ""};
+    if (strncmp(uri, KSERVE_MODELS, strlen(KSERVE_MODELS)) == 0)
+        p->name = uri + strlen(KSERVE_MODELS);
     p->name_len = strcspn(p->name, "?");
     while (p->name_len > 0 && p->name[p->name_len - 1] == '/')
         p->name_len--;
     for (size_t i = 0; i < sizeof verbs / sizeof verbs[0] && p->verb[0] == '\0'; i++) {
-        if (v2_cut(p, verbs[i]))
+        if (kserve_cut(p, verbs[i]))
             p->verb = verbs[i] + 1;
     }
-    (void)v2_cut(p, "/versions/1"); /* it may be there */
+    (void)kserve_cut(p, "/versions/1"); /* it may be there */
 }
 
 /* GET /v2. */
-void api_v2(struct front *f, struct exchange *x, const struct json *body)
+void api_kserve(struct front *f, struct exchange *x, const struct json *body)
 {
     static const char text[] =
         "{\"name\":\"quire\",\"version\":\"" PACKAGE_VERSION "\",\"extensions\":[\"generate\"]}";
@@ -67,7 +67,7 @@ void api_v2(struct front *f, struct exchange *x, const struct json *body)
 }
 
 /* GET /v2/health/live: this process answers. */
-void api_v2_live(struct front *f, struct exchange *x, const struct json *body)
+void api_kserve_live(struct front *f, struct exchange *x, const struct json *body)
 {
     (void)f;
     (void)body;
@@ -75,7 +75,7 @@ void api_v2_live(struct front *f, struct exchange *x, const struct json *body)
 }
 
 /* The metadata of a model: its tensors. */
-static void v2_describe(struct exchange *x)
+static void kserve_describe(struct exchange *x)
 {
     const char *name = x->served->model_name;
     struct buf buf = {0};
@@ -90,18 +90,18 @@ static void v2_describe(struct exchange *x)
 
 /* GET /v2/models/NAME and /v2/models/NAME/ready. A model whose engine would be started or woken by
  * a request is ready. */
-void api_v2_model(struct front *f, struct exchange *x, const struct json *body)
+void api_kserve_model(struct front *f, struct exchange *x, const struct json *body)
 {
     struct link_state engine;
-    struct v2_path path;
+    struct kserve_path path;
     struct buf buf = {0};
 
     (void)body;
-    v2_split(x, &path);
+    kserve_split(x, &path);
     if (!route_choose_model(f, x, path.name, path.name_len))
         return;
     if (path.verb[0] == '\0') {
-        v2_describe(x);
+        kserve_describe(x);
         return;
     }
     if (strcmp(path.verb, "ready") != 0) {
@@ -121,7 +121,7 @@ void api_v2_model(struct front *f, struct exchange *x, const struct json *body)
 
 /* The texts of a request to infer: the data of its one input. NULL, with a sentence in why, when it
  * has another form. */
-static const struct json *v2_data(const struct json *body, const char **why)
+static const struct json *kserve_data(const struct json *body, const char **why)
 {
     const struct json *inputs = json_get_kind(body, "inputs", JSON_LIST);
     const struct json *input = inputs != NULL && inputs->n == 1 ? &inputs->items[0] : NULL;
@@ -142,7 +142,7 @@ static const struct json *v2_data(const struct json *body, const char **why)
 }
 
 /* Fields that the path decides, or that would change the form of the answer. */
-static bool v2_is_ours(const char *name)
+static bool kserve_is_ours(const char *name)
 {
     static const char *const names[] = {"model", "prompt",   "stream", "n",
                                         "echo",  "logprobs", "best_of"};
@@ -155,8 +155,8 @@ static bool v2_is_ours(const char *name)
 }
 
 /* Make the body of a completion. ERR_UNSUPPORTED, with the name in *param. */
-static int v2_translate(struct exchange *x, const struct json *body, const struct json *prompt,
-                        const struct v2_path *path, struct json *out, const char **param)
+static int kserve_translate(struct exchange *x, const struct json *body, const struct json *prompt,
+                            const struct kserve_path *path, struct json *out, const char **param)
 {
     const struct json *parameters = json_get_kind(body, "parameters", JSON_OBJECT);
     struct json_made made = {.arena = &x->arena};
@@ -172,7 +172,7 @@ static int v2_translate(struct exchange *x, const struct json *body, const struc
     json_put(&made, "prompt", prompt);
     for (uint32_t i = 0; parameters != NULL && i < parameters->n; i++) {
         *param = parameters->items[i].key;
-        if (v2_is_ours(*param))
+        if (kserve_is_ours(*param))
             return ERR_UNSUPPORTED;
         json_put(&made, *param, &parameters->items[i]);
     }
@@ -181,15 +181,15 @@ static int v2_translate(struct exchange *x, const struct json *body, const struc
 }
 
 /* POST /v2/models/NAME/infer and /generate. */
-void api_v2_infer(struct front *f, struct exchange *x, const struct json *body)
+void api_kserve_infer(struct front *f, struct exchange *x, const struct json *body)
 {
     const char *why = "'text_input' must be a text", *param = NULL;
     const struct json *prompt, *id = json_get_kind(body, "id", JSON_TEXT);
-    struct v2_path path;
+    struct kserve_path path;
     struct json made;
     int rc;
 
-    v2_split(x, &path);
+    kserve_split(x, &path);
     if (!route_choose_model(f, x, path.name, path.name_len))
         return;
     if (strcmp(path.verb, "infer") != 0 && strcmp(path.verb, "generate") != 0) {
@@ -197,12 +197,12 @@ void api_v2_infer(struct front *f, struct exchange *x, const struct json *body)
         return;
     }
     x->tensors = strcmp(path.verb, "infer") == 0;
-    prompt = x->tensors ? v2_data(body, &why) : json_get_kind(body, "text_input", JSON_TEXT);
+    prompt = x->tensors ? kserve_data(body, &why) : json_get_kind(body, "text_input", JSON_TEXT);
     if (prompt == NULL) {
         exchange_reply_error(x, ERR_INVALID, why, NULL, 0);
         return;
     }
-    rc = v2_translate(x, body, prompt, &path, &made, &param);
+    rc = kserve_translate(x, body, prompt, &path, &made, &param);
     if (rc != ERR_OK) {
         exchange_reply_error(
             x, rc, rc == ERR_UNSUPPORTED ? "this parameter is not supported" : NULL, param, 0);

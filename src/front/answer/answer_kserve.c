@@ -8,7 +8,7 @@
 #include "base/must.h"
 
 /* {"model_name":...,"model_version":"1", */
-static void v2_head(const struct exchange *x, struct buf *b)
+static void kserve_head(const struct exchange *x, struct buf *b)
 {
     buf_add_text(b, "{\"model_name\":");
     buf_add_json_string(b, x->model, strlen(x->model));
@@ -19,12 +19,12 @@ static void v2_head(const struct exchange *x, struct buf *b)
         buf_add_json_string(b, x->id, strlen(x->id));
 }
 
-void answer_v2_body(struct exchange *x)
+void answer_kserve_body(struct exchange *x)
 {
     struct buf buf = {0};
 
-    must(x->shape == SHAPE_V2 && !x->stream);
-    v2_head(x, &buf);
+    must(x->shape == SHAPE_KSERVE && !x->stream);
+    kserve_head(x, &buf);
     if (x->tensors)
         buf_printf(&buf,
                    ",\"outputs\":[{\"name\":\"text_output\",\"datatype\":\"BYTES\",\"shape\":[%d],"
