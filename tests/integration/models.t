@@ -93,7 +93,11 @@ class Served:
                            **({"Authorization": "Bearer " + key} if key else {})))
             r = c.getresponse()
             text = r.read()
-            return r.status, json.loads(text) if text else None, dict(r.getheaders())
+            if r.getheader("Content-Type", "").startswith("application/json"):
+                text = json.loads(text)
+            else:
+                text = text.decode()
+            return r.status, text, dict(r.getheaders())
 
     def complete(self, name, prompt, max_tokens, key=None):
         return self.ask("POST", "/v1/completions", {
@@ -309,6 +313,15 @@ with Served("--models-dir", conf, "--models-max", str(SEATS), "--api-key", "all"
     tap.eq(s.ask("POST", "/v1/models/load", {"model": "olmo2"}, "all")[0], 401,
            "not with a client's key")
 
+    tap.section("what is of all models")
+    text = s.ask("GET", "/metrics")[1]
+    tap.ok(all('quire:engine_up{model_name="%s",engine="0"}' % n in text for n in NAMES) and
+           'vllm:num_requests_running{model_name="phi3",engine="0"}' in text,
+           "metrics have the model's name", text[:300])
+    tap.eq(s.ask("GET", "/tokenizer_info?model=demo")[0], 200, "a model in the query")
+    tap.eq(s.ask("GET", "/tokenizer_info?model=none")[0], 404, "an unknown one")
+    tap.eq(s.ask("GET", "/is_sleeping")[1], {"is_sleeping": False}, "an engine is awake")
+
     tap.section("KServe's protocol")
     v2 = "/v2/models/demo"
     status, body, _ = s.ask("POST", "/v1/completions", {
@@ -362,6 +375,13 @@ with Served("--models-dir", conf, "--models-max", str(SEATS), "--api-key", "all"
     tap.eq(s.ask("GET", "/health")[0], 200, "and all is well")
 
 tap.eq(s.proc.returncode, 0, "it ends in good order")
+
+tap.section("models of the command line")
+with Served(folders["phi3"], folders["olmo2"], "--models-max", "1") as s:
+    tap.ok("(models phi3, olmo2;" in s.ready, "ready", s.ready)
+    tap.eq([ids(s.complete(n, prompts[n][1], 24)) for n in ("phi3", "olmo2", "phi3")],
+           [alone["phi3", 1], alone["olmo2", 1], alone["phi3", 1]], "they take turns")
+tap.eq(s.proc.returncode, 0, "it ends in good order, too")
 tap.eq([f for f in os.listdir(work) if f.startswith("quire-serve")], [], "nothing is left")
 used = resource.getrusage(resource.RUSAGE_CHILDREN)
 tap.note("CPU time %.1f s" % (used.ru_utime + used.ru_stime))

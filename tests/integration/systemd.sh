@@ -79,7 +79,13 @@ if [ "$1" = boot ]; then
         printf '[Service]\nStandardOutput=append:/run/%s.log\nStandardError=append:/run/%s.log\n' $f $f \
             >etc/systemd/system/$f.d/log.conf
     done
-    cp "$src/systemd/quire-front@.socket" "$src/systemd/quire.target" etc/systemd/system/
+    cp "$src/systemd/quire-front@.socket" "$src/systemd/quire-model@.socket" \
+        "$src/systemd/quire.target" etc/systemd/system/
+    sed -E 's|^ExecStart=[^ ]*|ExecStart=/usr/bin/quire-engine|; s|--config [^ ]*/quire/|--config /etc/quire/|g' \
+        "$build/systemd/quire-model@.service" >etc/systemd/system/quire-model@.service
+    mkdir -p etc/systemd/system/quire-model@.service.d
+    printf '[Service]\nStandardOutput=append:/run/quire-model.log\nStandardError=append:/run/quire-model.log\n' \
+        >etc/systemd/system/quire-model@.service.d/log.conf
     sed -e 's|^model = .*|model = /srv/models/demo|' "$src/systemd/quire.conf" >etc/quire/quire.conf
     printf 'served_model_name = demo\ndevice = cpu\nkv_host_bytes = 64M\nresponses_dir = /var/lib/quire-front\n' >>etc/quire/quire.conf
     mkdir -p etc/nginx-quire
@@ -217,5 +223,49 @@ check "and host memory" "$(modes /dev/shm/quire/pages)" "600 quire-engine /dev/s
 systemctl start quire-engine
 check "which the next start finds" "$(until_is 60 200 health; ask 'a["usage"]["prompt_tokens_details"]["cached_tokens"] >= 32')" \
     $'200\nTrue'
+# Several models: an engine each, started by its socket.
+systemctl stop quire-front@1 quire-front@2 quire-engine 2>/dev/null # the sockets stay, it says
+rm /etc/systemd/system/quire-engine.service
+systemctl daemon-reload
+mkdir /etc/quire/models
+for name in small large broken; do echo 'model = /srv/models/demo' >"/etc/quire/models/$name.conf"; done
+echo 'kv_cache_dtype = nonsense' >>/etc/quire/models/broken.conf
+printf 'models_dir = /etc/quire/models\nmodels_run = /run/quire-models\nmodels_max = 1\nwake_timeout_s = 10\n' >>/etc/quire/quire.conf
+systemctl start quire-model@{small,large,broken}.socket quire-front@1 quire-front@2
+check "several models: the sockets listen, no engine runs" \
+    "$(systemctl is-active quire-model@{small,large}.{socket,service} | tr '\n' ' ')" "active inactive active inactive "
+model() { # name: the text and what the list says of its state
+    curl -s -m 60 --unix-socket /run/nginx.sock -H 'Authorization: Bearer sk-test' http://x/v1/completions \
+        -d '{"model":"'"$1"'","max_tokens":4,"temperature":0,"prompt":"'"$(printf 'The clever fox carried lantern %d. ' 1 2 3 4 5 6 7 8 9)"'"}' |
+        python3 -c 'import json,sys; print(json.load(sys.stdin)["choices"][0]["text"])' 2>&1
+}
+state() {
+    curl -s -m 5 --unix-socket /run/nginx.sock -H 'Authorization: Bearer sk-test' "http://x/v1/models/$1" |
+        python3 -c 'import json,sys; print(json.load(sys.stdin)["state"])' 2>&1
+}
+check "a request starts one" "$(model small)" "$text"
+check "it is awake" "$(until_is 10 awake state small)" awake
+check "another one's makes it sleep" "$(model large; until_is 10 asleep state small)" "$text"$'\nasleep'
+check "and it wakes again" "$(model small)" "$text"
+check "the table of seats is for the fronts to read" "$(modes /run/quire-models/seats; stat -c %G /run/quire-models/seats)" \
+    $'640 quire-engine /run/quire-models/seats\nquire-socket'
+check "www-data cannot ask an engine" "$(connect SOCK_SEQPACKET /run/quire-models/small.sock "$www")" "Permission denied"
+systemctl kill -s KILL quire-model@small
+check "killed, it is started again by a request" "$(model small)" "$text"
+systemctl stop quire-model@small 2>/dev/null
+check "stopped, too" "$(model small)" "$text"
+code() {
+    curl -s -m 60 -o /dev/null -w '%{http_code}' --unix-socket /run/nginx.sock -H 'Authorization: Bearer sk-test' \
+        http://x/v1/completions -d '{"model":"'"$1"'","max_tokens":1,"prompt":"a"}'
+}
+check "one that cannot be started is refused" "$(code broken)" 503
+check "its socket has failed, and the others serve" \
+    "$(systemctl is-failed quire-model@broken.socket; model large)" $'failed\n'"$text"
+sed -i '/nonsense/d' /etc/quire/models/broken.conf
+systemctl reset-failed quire-model@broken.socket quire-model@broken.service
+systemctl start quire-model@broken.socket
+check "mended and reset, it serves" "$(model broken)" "$text"
+check "each has a store of its own" \
+    "$(modes /var/lib/quire-models/{small,large}/prefix | cut -d' ' -f1,2 | sort -u)" "700 quire-engine"
 grep -h 'RROR' /run/quire-*.log | sed 's/^/# /'
 echo "1..$n"

@@ -29,6 +29,19 @@ void api_load(struct front *f, struct exchange *x, const struct json *body)
     exchange_reply(x, 200, "application/json", text, strlen(text));
 }
 
+/* Is one of several models' engines awake? One that does not run is not. */
+static bool api_one_is_awake(const struct front *f)
+{
+    for (int i = 0; i < f->n_links; i++) {
+        struct link_state state;
+
+        link_read_state(f->links[i], &state, clock_us());
+        if (state.attached && !state.asleep && !state.waking)
+            return true;
+    }
+    return false;
+}
+
 /* As in vLLM. A model that is being woken still counts as asleep, because it does not answer
  * yet. */
 void api_is_sleeping(struct front *f, struct exchange *x, const struct json *body)
@@ -36,14 +49,13 @@ void api_is_sleeping(struct front *f, struct exchange *x, const struct json *bod
     struct link_state state;
     const char *text;
 
-    (void)f;
     (void)body;
     engines_read_state(&x->served->engines, &state, clock_us());
-    if (!state.attached) {
+    if (!state.attached && !x->served->on_demand) {
         exchange_reply_error(x, ERR_ENGINE_GONE, NULL, NULL, 1);
         return;
     }
-    if (state.asleep || state.waking)
+    if (x->served->on_demand ? !api_one_is_awake(f) : state.asleep || state.waking)
         text = "{\"is_sleeping\":true}";
     else
         text = "{\"is_sleeping\":false}";

@@ -110,7 +110,7 @@ static const struct route routes[] = {
      "/v2/models/NAME and /v2/models/NAME/ready: a model's tensors, and whether it is ready"},
     {"/v2/models", "POST", api_kserve_infer, SHAPE_KSERVE, KEYED, BODY | NAMED | WHOLE, NULL,
      "/v2/models/NAME/infer and /v2/models/NAME/generate: continue texts"},
-    {"/is_sleeping", "GET", api_is_sleeping, SHAPE_OPENAI, OPEN, PLAIN, NULL,
+    {"/is_sleeping", "GET", api_is_sleeping, SHAPE_OPENAI, OPEN, WHOLE, NULL,
      "Whether the engine sleeps"},
     {"/sleep", "POST", api_sleep, SHAPE_OPENAI, ADMIN, PLAIN, NULL,
      "Put the engine to sleep: release the device memory"},
