@@ -110,7 +110,7 @@ static void sleep_yield(struct engine *e)
         return;
     seats_note(e->seats, (uint32_t)(e->sched.n_running + sched_n_waiting(&e->sched)),
                e->power.used_us);
-    e->sched.holds = power_is_awake(&e->power) && seats_asked(e->seats);
+    e->sched.holds = power_is_awake(&e->power) && !e->draining && seats_asked(e->seats);
     if (!e->sched.holds || e->power.state != POWER_AWAKE)
         return;
     rc = sleep_begin(e);

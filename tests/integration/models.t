@@ -322,6 +322,14 @@ with Served("--models-dir", conf, "--models-max", str(SEATS), "--api-key", "all"
     tap.eq(s.ask("GET", "/tokenizer_info?model=none")[0], 404, "an unknown one")
     tap.eq(s.ask("GET", "/is_sleeping")[1], {"is_sleeping": False}, "an engine is awake")
 
+    tap.section("forms, with each model's own vocabulary")
+    for name in ("demo", "phi3", "demo"):
+        status, body, _ = s.ask("POST", "/v1/completions", {
+            "model": name, "prompt": [5, 6, 7], "max_tokens": 4, "temperature": 0,
+            "structured_outputs": {"regex": "[0-9]{4}"}})
+        tap.ok(status == 200 and re.fullmatch("[0-9]{4}", body["choices"][0]["text"]), name,
+               str(body)[:300])
+
     tap.section("KServe's protocol")
     v2 = "/v2/models/demo"
     status, body, _ = s.ask("POST", "/v1/completions", {
