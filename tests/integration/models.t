@@ -390,6 +390,25 @@ with Served(folders["phi3"], folders["olmo2"], "--models-max", "1") as s:
     tap.eq([ids(s.complete(n, prompts[n][1], 24)) for n in ("phi3", "olmo2", "phi3")],
            [alone["phi3", 1], alone["olmo2", 1], alone["phi3", 1]], "they take turns")
 tap.eq(s.proc.returncode, 0, "it ends in good order, too")
+
+tap.section("no seat in time")
+with Served(folders["phi3"], MODEL, "--models-max", "1", "--wake-timeout-s", "1") as s:
+    name = os.path.basename(MODEL)
+    c = UnixConnection(s.uds, WAIT_S)
+    c.request("POST", "/v1/completions", json.dumps({
+        "model": name, "prompt": "A", "n": 8, "max_tokens": 1300, "stream": True,
+        "ignore_eos": True}), {"Content-Type": "application/json"})
+    long = c.getresponse()
+    tap.eq(long.status, 200, "a long request runs")
+    long.readline()
+    t = time.monotonic()
+    status, body, headers = s.complete("phi3", [5], 1)
+    tap.eq((status, body["error"]["code"]), (503, "engine_asleep"), "refused: an engine to start")
+    tap.ok(int(headers["Retry-After"]) > 0 and 0.9 < time.monotonic() - t < 5, "after a second",
+           "%.2f s" % (time.monotonic() - t))
+    long.close()
+    c.close()
+    tap.ok(until(lambda: s.complete("phi3", [5], 1)[0] == 200), "served once the other is idle")
 tap.eq([f for f in os.listdir(work) if f.startswith("quire-serve")], [], "nothing is left")
 used = resource.getrusage(resource.RUSAGE_CHILDREN)
 tap.note("CPU time %.1f s" % (used.ru_utime + used.ru_stime))
