@@ -198,7 +198,16 @@ with Served("--models-dir", conf, "--models-max", str(SEATS), "--api-key", "all"
     with open(os.path.join(private, "models.map"), "w") as f:
         f.write('key2 "phi3,stone";\n')
     with open(os.path.join(private, "nginx-master.pid")) as f:
-        os.kill(int(f.read()), signal.SIGHUP)
+        nginx = int(f.read())
+
+    def workers():
+        with open("/proc/%d/task/%d/children" % (nginx, nginx)) as f:
+            return set(f.read().split())
+
+    before = workers()
+    os.kill(nginx, signal.SIGHUP)
+    # A worker with the old lists may accept until it has ended.
+    tap.ok(until(lambda: workers() and not workers() & before), "nginx has read the lists")
     tap.ok(until(lambda: sorted(s.states("some")) == ["granite", "phi3", "stone"]),
            "a key sees its models", str(s.states("some")))
     tap.eq(len(s.states()), 10, "another one sees all")
