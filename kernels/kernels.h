@@ -105,6 +105,8 @@ struct k_kv {
                              * launchers take 0 */
     bool is_shared;         /* all keys and values are in the pages already, because another layer
                              * wrote them: rows of qkv are queries alone */
+    int value_dim; /* above 0: a value is the first value_dim elements of its key, pages have keys
+                    * alone, and is_shared is true (latent.h). 0: values are as wide as keys */
 };
 
 /* The heads of a row of qkv. */
@@ -656,7 +658,7 @@ int k_rope_kv(k_bf16 *qkv, const struct k_kv *kv, const struct k_tokens *t,
 /* Causal attention over the pages with grouped queries: head h reads kv head h / (n_heads /
  * n_kv_heads).
  *
- *   out  [n_tokens][n_heads][head_dim]
+ *   out  [n_tokens][n_heads][head_dim], or value_dim of them
  *   qkv  as above, queries rotated; keys and values of the step are in the pages already
  *
  * A token attends to the keys of positions 0 .. its own, or to the last kv->window of them. scale

@@ -22,6 +22,8 @@ static float *key_row(const struct k_kv *kv, const struct k_tokens *t, int seq, 
 
 static size_t value_elems(const struct k_kv *kv)
 {
+    if (kv->value_dim > 0) /* a value begins its key */
+        return 0;
     return (size_t)kv->n_kv_heads * kv->page_tokens * kv->head_dim;
 }
 
@@ -100,13 +102,14 @@ void ref_attn(float *out, const float *qkv, const struct k_kv *kv, const struct 
               int n_heads, float scale, int token, int kv_head, float *scratch)
 {
     int hd = kv->head_dim, group = n_heads / kv->n_kv_heads;
+    int vd = kv->value_dim > 0 ? kv->value_dim : hd;
     int seq = t->seq[token], n_keys = t->pos[token] + 1;
     int first = kv->window > 0 && n_keys > kv->window ? n_keys - kv->window : 0;
 
     for (int head = kv_head * group; head < (kv_head + 1) * group; head++) {
         const float *query =
             qkv + ((size_t)token * (size_t)k_qkv_heads(kv, n_heads) + (size_t)head) * hd;
-        float *out_row = out + ((size_t)token * n_heads + head) * hd;
+        float *out_row = out + ((size_t)token * n_heads + head) * vd;
         float top = kv->sinks != NULL ? kv->sinks[head] : -INFINITY, sum = 0.0f;
 
         for (int i = first; i < n_keys; i++) {
@@ -122,16 +125,16 @@ void ref_attn(float *out, const float *qkv, const struct k_kv *kv, const struct 
         }
         if (kv->sinks != NULL)
             sum = expf(kv->sinks[head] - top);
-        memset(out_row, 0, (size_t)hd * sizeof *out_row);
+        memset(out_row, 0, (size_t)vd * sizeof *out_row);
         for (int i = first; i < n_keys; i++) {
             const float *value = key_row(kv, t, seq, i, kv_head) + value_elems(kv);
             float weight = expf(scratch[i] - top);
 
             sum += weight;
-            for (int d = 0; d < hd; d++)
+            for (int d = 0; d < vd; d++)
                 out_row[d] += weight * value[d];
         }
-        for (int d = 0; d < hd; d++)
+        for (int d = 0; d < vd; d++)
             out_row[d] /= sum;
     }
 }

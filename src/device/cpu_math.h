@@ -47,10 +47,10 @@ struct cpu_math {
     float (*scale)(float *scores, int n, float scale);
     /* scores [n] = exp(scores - top); returns their sum. Writes up to the next multiple of 16. */
     float (*weights)(float *scores, int n, float top);
-    /* out [n_q][dim] += sum of weights [n_q][row_len], the first n of each row, * values [n][dim].
-     */
+    /* out [n_q][dim] += sum of weights [n_q][row_len], the first n of each row, * values
+     * [n][stride], the first dim of each row. */
     void (*mix)(float *const *out, int n_q, const float *weights, size_t row_len,
-                const float *values, int n, int dim);
+                const float *values, int n, int dim, int stride);
     /* out [n] = silu(gate [n]) * up [n] */
     void (*silu_mul)(float *out, const float *gate, const float *up, int n);
 };

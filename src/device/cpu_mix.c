@@ -14,6 +14,7 @@
 
 #define CHANNELS_A_TASK 64
 #define ATTN_TOKENS     4 /* of one sequence in a task */
+#define ATTN_HEADS      8 /* of a group in a task */
 
 /* --- attention ------------------------------------------------------------------------- */
 
@@ -24,6 +25,8 @@ struct attn_job {
     const struct k_kv *kv;
     struct k_tokens tokens; /* with the layer's table */
     int n_heads;
+    int value_dim;
+    int n_parts; /* tasks of a kv head's group */
     float scale;
     size_t row_len; /* of a query's scores in scratch memory */
 };
@@ -74,13 +77,13 @@ static void cpu_attn_mix(const struct attn_job *job, const struct attn_place *at
 {
     const struct k_kv *kv = job->kv;
     int hd = kv->head_dim, bt = kv->page_tokens;
-    size_t values = (size_t)kv->n_kv_heads * bt * hd;
+    size_t values = kv->value_dim > 0 ? 0 : (size_t)kv->n_kv_heads * bt * hd;
 
     for (int i = first, len; i < end; i += len) {
         len = cpu_least(end - i, bt - i % bt);
         job->c->math->mix(out, n, weights + (i - from), job->row_len,
                           cpu_page_keys(kv, at->pages[i / bt], at->kv_head) + values + i % bt * hd,
-                          len, hd);
+                          len, job->value_dim, hd);
     }
 }
 
@@ -101,7 +104,7 @@ static void cpu_attn_tile(const struct attn_job *job, const struct attn_place *a
     for (int j = 0; j < n; j++) {
         q[j] = queries[j].q;
         out[j] = queries[j].out;
-        memset(out[j], 0, (size_t)hd * sizeof *out[j]);
+        memset(out[j], 0, (size_t)job->value_dim * sizeof *out[j]);
     }
     /* First loop: scores of all keys, and the largest, which keeps exp() in range. */
     for (int i = from, len; i < queries[n - 1].end; i += len) {
@@ -134,37 +137,40 @@ static void cpu_attn_tile(const struct attn_job *job, const struct attn_place *a
 
         cpu_attn_mix(job, at, out + j, 1, scores + (size_t)j * job->row_len, from, begin,
                      queries[j].end);
-        for (int e = 0; e < hd; e++)
+        for (int e = 0; e < job->value_dim; e++)
             out[j][e] /= sums[j];
     }
 }
 
-/* A task is one kv head, with all query heads of its group, of a block of tokens. */
+/* A task is one kv head, with all or some query heads of its group, of a block of tokens. */
 static void cpu_attn_task(void *arg, int task, int worker)
 {
     const struct attn_job *job = arg;
     const struct k_kv *kv = job->kv;
     const struct k_tokens *tokens = &job->tokens;
     int n_heads = job->n_heads, hd = kv->head_dim, group = n_heads / kv->n_kv_heads;
-    int token = job->c->attn_blocks[task / kv->n_kv_heads], seq = tokens->seq[token];
+    int first = task % job->n_parts * ATTN_HEADS, n_own = group;
+    int token = job->c->attn_blocks[task / job->n_parts / kv->n_kv_heads], seq = tokens->seq[token];
     int n_tokens = cpu_least(tokens->seq_start[seq + 1] - token, ATTN_TOKENS);
     struct attn_place at = {.pages = tokens->page_ids + (size_t)seq * tokens->pages_max,
-                            .kv_head = task % kv->n_kv_heads};
+                            .kv_head = task / job->n_parts % kv->n_kv_heads};
     float *scores = job->c->scratch + (size_t)worker * job->c->scratch_len;
     struct attn_query queries[CPU_QUERIES];
     int n = 0;
 
-    for (int i = 0; i < n_tokens * group; i++) {
-        int t = token + i / group, head = at.kv_head * group + i % group;
+    if (job->n_parts > 1)
+        n_own = cpu_least(group - first, ATTN_HEADS);
+    for (int i = 0; i < n_tokens * n_own; i++) {
+        int t = token + i / n_own, head = at.kv_head * group + first + i % n_own;
         int end = tokens->pos[t] + 1;
 
         queries[n++] =
             (struct attn_query){.q = job->qkv + ((size_t)t * k_qkv_heads(kv, n_heads) + head) * hd,
-                                .out = job->out + ((size_t)t * n_heads + head) * hd,
+                                .out = job->out + ((size_t)t * n_heads + head) * job->value_dim,
                                 .first = kv->window > 0 && end > kv->window ? end - kv->window : 0,
                                 .end = end,
                                 .head = head};
-        if (n == CPU_QUERIES || i + 1 == n_tokens * group) {
+        if (n == CPU_QUERIES || i + 1 == n_tokens * n_own) {
             cpu_attn_tile(job, &at, queries, n, scores);
             n = 0;
         }
@@ -183,6 +189,14 @@ static int cpu_attn_divide(int *blocks, const struct k_tokens *tokens)
     return n;
 }
 
+/* Latent attention has one kv head for all queries, so its group is divided. */
+static int cpu_attn_parts(const struct k_kv *kv, int n_heads)
+{
+    if (kv->value_dim == 0)
+        return 1;
+    return (n_heads / kv->n_kv_heads + ATTN_HEADS - 1) / ATTN_HEADS;
+}
+
 /* Little work is done by the caller alone, because waking threads costs more than it saves. */
 void cpu_attn(struct device *d, void *out, const void *qkv, const struct k_kv *kv, int n_heads,
               float scale, const struct k_matrix *to)
@@ -195,9 +209,11 @@ void cpu_attn(struct device *d, void *out, const void *qkv, const struct k_kv *k
                            .kv = kv,
                            .tokens = k_tokens_of(tokens, kv->group),
                            .n_heads = n_heads,
+                           .value_dim = kv->value_dim > 0 ? kv->value_dim : kv->head_dim,
+                           .n_parts = cpu_attn_parts(kv, n_heads),
                            .scale = scale,
                            .row_len = cpu->scratch_len / CPU_QUERIES};
-    int n_tasks = cpu_attn_divide(cpu->attn_blocks, tokens) * kv->n_kv_heads;
+    int n_tasks = cpu_attn_divide(cpu->attn_blocks, tokens) * kv->n_kv_heads * job.n_parts;
     size_t work = 0;
 
     (void)to; /* all is float32 */

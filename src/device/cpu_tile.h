@@ -446,7 +446,7 @@ static float TILE(weights)(float *scores, int n, float top)
 /* Add weighted values to `registers` registers of each of n_q outputs, d elements from their starts
  * (constants but d). */
 INLINED void mix_some(float *const *out, const float *weights, size_t row_len, const float *values,
-                      int n, int dim, int d, const int n_q, const int registers)
+                      int n, int stride, int d, const int n_q, const int registers)
 {
     part sum[CPU_QUERIES * TILE_MIX];
 
@@ -458,7 +458,7 @@ INLINED void mix_some(float *const *out, const float *weights, size_t row_len, c
         part value[TILE_MIX];
 
         for (int r = 0; r < registers; r++)
-            value[r] = *(const part_at *)(values + (size_t)i * dim + d + r * WIDTH);
+            value[r] = *(const part_at *)(values + (size_t)i * stride + d + r * WIDTH);
         for (int j = 0; j < n_q; j++) {
             for (int r = 0; r < registers; r++)
                 sum[j * registers + r] += weights[(size_t)j * row_len + i] * value[r];
@@ -472,31 +472,33 @@ INLINED void mix_some(float *const *out, const float *weights, size_t row_len, c
 
 /* n_q and registers are constants. */
 INLINED void mix_of(float *const *out, const float *weights, size_t row_len, const float *values,
-                    int n, int dim, const int n_q, const int registers)
+                    int n, int dim, int stride, const int n_q, const int registers)
 {
     int d = 0;
 
     for (; d + registers * WIDTH <= dim; d += registers * WIDTH)
-        mix_some(out, weights, row_len, values, n, dim, d, n_q, registers);
+        mix_some(out, weights, row_len, values, n, stride, d, n_q, registers);
     for (; d + WIDTH <= dim; d += WIDTH)
-        mix_some(out, weights, row_len, values, n, dim, d, n_q, 1);
+        mix_some(out, weights, row_len, values, n, stride, d, n_q, 1);
     for (; d < dim; d++) {
         for (int j = 0; j < n_q; j++) {
             for (int i = 0; i < n; i++)
-                out[j][d] += weights[(size_t)j * row_len + i] * values[(size_t)i * dim + d];
+                out[j][d] += weights[(size_t)j * row_len + i] * values[(size_t)i * stride + d];
         }
     }
 }
 
 static void TILE(mix)(float *const *out, int n_q, const float *weights, size_t row_len,
-                      const float *values, int n, int dim)
+                      const float *values, int n, int dim, int stride)
 {
     int j = 0;
 
     for (; j + 4 <= n_q; j += 4)
-        mix_of(out + j, weights + (size_t)j * row_len, row_len, values, n, dim, 4, TILE_MIX4);
+        mix_of(out + j, weights + (size_t)j * row_len, row_len, values, n, dim, stride, 4,
+               TILE_MIX4);
     for (; j < n_q; j++)
-        mix_of(out + j, weights + (size_t)j * row_len, row_len, values, n, dim, 1, TILE_MIX);
+        mix_of(out + j, weights + (size_t)j * row_len, row_len, values, n, dim, stride, 1,
+               TILE_MIX);
 }
 
 /* --- the activation -------------------------------------------------------------------------- */

@@ -20,6 +20,7 @@
 
 #include "base/err.h"
 #include "kernels/kernels.h"
+#include "kernels/latent.h"
 #include "kernels/mamba.h"
 #include "kernels/mxfp4.h"
 
@@ -353,6 +354,14 @@ struct device_ops {
                   const struct k_state *state, const struct k_matrix *to);
     void (*short_conv)(struct device *d, void *out, const void *in, const struct k_short_conv *conv,
                        const struct k_state *state, const struct k_matrix *to);
+    /* Latent attention of all tokens of the step (kernels/latent.h): rows [n_tokens][kv_rank +
+     * rope_dim] to the pages, queries for attn(), values of its results. Its kv has value_dim, and
+     * out of attn() as many elements of each head. NULL where the kind has none; then all three
+     * are. */
+    void (*latent_keys)(struct device *d, const void *in, const struct k_latent *l,
+                        const struct k_kv *kv);
+    void (*latent_queries)(struct device *d, void *out, const void *in, const struct k_latent *l);
+    void (*latent_values)(struct device *d, void *out, const void *in, const struct k_latent *l);
     /* x and gate [n][width], k_shut(); `to` as above. */
     void (*shut)(struct device *d, void *x, const void *gate, int width, int n,
                  const struct k_matrix *to);

@@ -249,6 +249,21 @@ static const struct arch_names glm4_moe_names = {LLAMA_ALL,
                                                  SHARED_EXPERTS("shared_experts"),
                                                  .router_bias =
                                                      LAYER "mlp.gate.e_score_correction_bias"};
+static const struct arch_names deepseek_names = {
+    LLAMA_ALL,
+    LLAMA_NORMS,
+    LLAMA_O,
+    LLAMA_FFN,
+    QWEN_EXPERTS,
+    SHARED_EXPERTS("shared_experts"),
+    .q = LAYER "self_attn.q_proj.weight",
+    .q_a = LAYER "self_attn.q_a_proj.weight",
+    .norm_q_a = LAYER "self_attn.q_a_layernorm.weight",
+    .q_b = LAYER "self_attn.q_b_proj.weight",
+    .kv_a = LAYER "self_attn.kv_a_proj_with_mqa.weight",
+    .norm_kv_a = LAYER "self_attn.kv_a_layernorm.weight",
+    .kv_b = LAYER "self_attn.kv_b_proj.weight",
+    .router_bias = LAYER "mlp.gate.e_score_correction_bias"};
 static const struct arch_names minimax_m2_names = {LLAMA_ALL,
                                                    LLAMA_NORMS,
                                                    LLAMA_QKV,
@@ -398,6 +413,11 @@ static const struct arch_names gpt_oss_names = {LLAMA_ALL,
 /* Gated DeltaNet in three of four layers, and attention with gates in the fourth. */
 #define QWEN_DELTA \
     .qk_norm = QK_NORM_HEADS, .head_dim = 256, .rotary_part = 0.25, .norm = {.plus_one = true}
+
+/* Latent attention, whose rope family_latent.c adds, and experts. */
+#define LATENT                                                                       \
+    .has_two_shapes = true, .head_dim = 64, .rotary_part = 1.0, .interleaved = true, \
+    .names = &deepseek_names
 
 static const struct arch arch_table[] = {
     {.name = "LlamaForCausalLM", .reads_bias_switches = true, .names = &llama_names},
@@ -731,6 +751,22 @@ static const struct arch arch_table[] = {
      .rotary_part = 0.5,
      .read = family_glm4_moe,
      .names = &glm4_moe_names},
+    {.name = "DeepseekV2ForCausalLM", LATENT, .read = family_deepseek_v2},
+    {.name = "DeepseekV3ForCausalLM", LATENT, .read = family_deepseek_v3},
+    {.name = "KimiK2ForCausalLM", LATENT, .read = family_deepseek_v3},
+    {.name = "KimiK25ForConditionalGeneration",
+     LATENT,
+     .is_wrapped = true,
+     .read = family_deepseek_v3},
+    {.name = "Kimi_K25ForConditionalGeneration", /* as transformers writes it */
+     LATENT,
+     .is_wrapped = true,
+     .read = family_deepseek_v3},
+    {.name = "Glm4MoeLiteForCausalLM",
+     LATENT,
+     .norm = {.eps = 1e-5f},
+     .read = family_glm4_moe_lite},
+    {.name = "Mistral4ForCausalLM", LATENT, .read = family_mistral4},
     {.name = "MiniMaxM2ForCausalLM",
      .qk_norm = QK_NORM_WHOLE,
      .head_dim = 128,
@@ -811,6 +847,14 @@ const struct arch *arch_find(const char *name)
             return &arch_table[i];
     }
     return NULL;
+}
+
+const struct arch *arch_of_text(const struct arch *arch, const char *model_type)
+{
+    if (strcmp(arch->name, "Mistral3ForConditionalGeneration") == 0 &&
+        strcmp(model_type, "mistral4") == 0)
+        return arch_find("Mistral4ForCausalLM");
+    return arch;
 }
 
 /* Toys exist for tests only: they are the last rows, and are not named. */

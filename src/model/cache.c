@@ -47,8 +47,9 @@ static struct cache_set cache_set_of(const struct cache_maker *m, int layer)
                                   .bytes = plan_state_elems(planned) * sizeof(float)};
     return (struct cache_set){.kind = attn->window > 0 ? CACHE_WINDOW : CACHE_FULL,
                               .window = attn->window,
-                              .bytes = (size_t)m->page_tokens * 2 * (size_t)attn->n_kv_heads *
-                                       (size_t)attn->head_dim * m->elem_bytes};
+                              .bytes = (size_t)m->page_tokens * (attn->latent.kv_rank > 0 ? 1 : 2) *
+                                       (size_t)attn->n_kv_heads * (size_t)attn->head_dim *
+                                       m->elem_bytes};
 }
 
 static bool cache_is_shared(const struct plan *plan, int layer)

@@ -10,6 +10,8 @@
 
 void family_cohere(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_cohere2(struct hf_config *c, struct config_source *s, const struct json *obj);
+void family_deepseek_v2(struct hf_config *c, struct config_source *s, const struct json *obj);
+void family_deepseek_v3(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_exaone4(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_gemma(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_gemma2(struct hf_config *c, struct config_source *s, const struct json *obj);
@@ -17,8 +19,10 @@ void family_gemma3(struct hf_config *c, struct config_source *s, const struct js
 void family_gemma4(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_gemma4_unified(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_glm(struct hf_config *c, struct config_source *s, const struct json *obj);
+void family_glm4_moe_lite(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_gpt2(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_gpt_neox(struct hf_config *c, struct config_source *s, const struct json *obj);
+void family_mistral4(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_granite(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_olmo3(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_opt(struct hf_config *c, struct config_source *s, const struct json *obj);
@@ -58,5 +62,14 @@ void family_gemma4_experts(struct hf_config *c, struct config_source *s, const s
 void family_hunyuan_moe(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_gpt_oss(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_phimoe(struct hf_config *c, struct config_source *s, const struct json *obj);
+
+/* Defaults for the experts of families with latent attention. n_used 0: the field is required. */
+struct latent_experts {
+    int ff_dim, n_used, n_shared, n_dense, n_groups, n_groups_used;
+    double scale;
+    bool is_sigmoid; /* with a bias of the choice; else a softmax without one */
+};
+void family_latent_experts(struct hf_config *c, struct config_source *s, const struct json *obj,
+                           const struct latent_experts *presets);
 
 #endif

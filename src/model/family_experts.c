@@ -62,6 +62,16 @@ static void family_refuse(struct config_source *s, const struct json *obj, const
     source_fail(s, ERR_UNSUPPORTED);
 }
 
+/* A number that is a constant of the kernels. */
+static void family_expect(struct config_source *s, const struct json *obj, const char *field,
+                          double constant)
+{
+    if (fabs(source_positive(s, obj, field, constant) - constant) < 1e-6)
+        return;
+    log_error("model: %s: %s is supported as %g only", s->name, field, constant);
+    source_fail(s, ERR_UNSUPPORTED);
+}
+
 /* --- checks --------------------------------------------------------------------------------- */
 
 /* Log what is wrong with two fields, by the names that the family has for them. */
@@ -237,6 +247,34 @@ void family_glm4_moe(struct hf_config *c, struct config_source *s, const struct 
     family_check_experts(c, s);
 }
 
+/* The first layers are dense, all others have experts. */
+void family_latent_experts(struct hf_config *c, struct config_source *s, const struct json *obj,
+                           const struct latent_experts *presets)
+{
+    struct experts_config *e = &c->experts;
+    const struct json *dense = json_get(obj, "first_k_dense_replace");
+    int n_dense = presets->n_dense;
+
+    if (dense != NULL && dense->kind != JSON_NULL)
+        n_dense = family_whole_or_none(s, obj, "first_k_dense_replace", HF_CONFIG_LAYERS_MAX);
+    family_expect(s, obj, "moe_layer_freq", 1.0);
+    family_read_experts(c, s, obj, "n_routed_experts", "moe_intermediate_size", presets->ff_dim);
+    family_read_used(c, s, obj, "num_experts_per_tok", presets->n_used);
+    e->scoring = presets->is_sigmoid ? K_SCORE_SIGMOID : K_SCORE_SOFTMAX;
+    e->has_bias = presets->is_sigmoid;
+    e->n_groups = source_whole(s, obj, "n_group", presets->n_groups, 1, K_EXPERT_GROUPS_MAX);
+    e->n_groups_used =
+        source_whole(s, obj, "topk_group", presets->n_groups_used, 1, K_EXPERT_GROUPS_MAX);
+    e->group_best = 2;
+    e->renorms = source_flag(s, obj, "norm_topk_prob", true);
+    e->scale = (float)source_positive(s, obj, "routed_scaling_factor", presets->scale);
+    e->shared_dim = e->ff_dim * source_whole(s, obj, "n_shared_experts", presets->n_shared, 0,
+                                             HF_CONFIG_SHARED_MAX);
+    for (int i = 0; i < n_dense && i < c->n_layers; i++)
+        c->layer_experts[i] = false;
+    family_check_experts(c, s);
+}
+
 /* Which layers have experts is in the list of layers, which has been read. Experts and the shared
  * one have no gate. */
 void family_nemotron_h_experts(struct hf_config *c, struct config_source *s, const struct json *obj)
@@ -369,16 +407,6 @@ void family_phimoe(struct hf_config *c, struct config_source *s, const struct js
         source_fail(s, ERR_UNSUPPORTED);
     }
     family_check_experts(c, s);
-}
-
-/* A number that is a constant of the kernels. */
-static void family_expect(struct config_source *s, const struct json *obj, const char *field,
-                          double constant)
-{
-    if (fabs(source_positive(s, obj, field, constant) - constant) < 1e-6)
-        return;
-    log_error("model: %s: %s is supported as %g only", s->name, field, constant);
-    source_fail(s, ERR_UNSUPPORTED);
 }
 
 /* intermediate_size is the width of an expert. hidden_act is silu, but gates are clamped. */

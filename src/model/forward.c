@@ -41,7 +41,8 @@ static struct k_kv forward_kv_of(const struct forward *f, int i)
                          .group = at->group,
                          .sinks = weights->sinks,
                          .cap = f->plan->score_cap,
-                         .is_shared = attn->is_shared};
+                         .is_shared = attn->is_shared || attn->latent.kv_rank > 0,
+                         .value_dim = attn->latent.kv_rank};
 }
 
 /* The kernels' view of layer i's states, which are float32 on every device. */
@@ -65,13 +66,15 @@ static const struct k_matrix *forward_ffn_reader(const struct layer_plan *plan,
 }
 
 /* The matrix that reads a mixer's input. With Gated DeltaNet two do, of which one takes rows of the
- * device's type: in a fused step it has them made. */
+ * device's type: in a fused step it has them made. With latent attention two do, too, of perhaps
+ * different formats. */
 static const struct k_matrix *forward_mixer_reader(const struct forward *f, const struct pass *p,
                                                    int i)
 {
     static const struct k_matrix plain = {.n_in = 0};
 
-    if (f->plan->layers[i].mixer == MIXER_DELTA && !p->fused)
+    if ((f->plan->layers[i].mixer == MIXER_DELTA || f->plan->layers[i].attn.latent.kv_rank > 0) &&
+        !p->fused)
         return &plain;
     return &f->weights->layers[i].mixer_in;
 }
@@ -136,6 +139,8 @@ static void forward_run_mixer(const struct forward *f, const struct pass *p, int
         return;
     if (plan->mixer == MIXER_DELTA)
         pass_project_delta(p, weights);
+    else if (plan->attn.latent.kv_rank > 0)
+        pass_project_latent(p, &plan->attn, weights);
     else
         pass_project(p, p->a->mixer_in, &weights->mixer_in, weights->mixer_in_bias);
     switch (plan->mixer) {
@@ -147,6 +152,10 @@ static void forward_run_mixer(const struct forward *f, const struct pass *p, int
             pass_norm_whole(p, &plan->attn, weights, f->rank);
         if (f->plan->growth.beta > 0.0f)
             pass_grow(p, &plan->attn);
+        if (plan->attn.latent.kv_rank > 0) {
+            pass_attend_latent(p, plan, weights, &kv, f->turns[plan->attn.rope]);
+            break;
+        }
         pass_attend(p, &plan->attn, &kv, &rotary, &weights->mixer_out);
         break;
     case MIXER_RECURRENT:

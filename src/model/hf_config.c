@@ -451,6 +451,7 @@ int hf_config_parse(struct hf_config *out, const char *name, const char *bytes, 
     root = obj;
     if (config.arch->is_wrapped && json_get_kind(obj, "text_config", JSON_OBJECT) != NULL) {
         obj = json_get_kind(obj, "text_config", JSON_OBJECT);
+        config.arch = arch_of_text(config.arch, json_get_text(obj, "model_type", ""));
         hf_config_read_quant(&source, &config, obj);
     }
     /* From here on errors collect in source.rc, so that one run can log several. */

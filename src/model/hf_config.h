@@ -13,6 +13,7 @@
 #include "base/err.h"
 #include "base/hash.h"
 #include "kernels/kernels.h"
+#include "kernels/latent.h"
 #include "kernels/mamba.h"
 #include "model/quant.h"
 #include "model/rope.h"
@@ -103,6 +104,8 @@ struct arch_names {
     const char *embed, *positions, *norm, *head;
     const char *norm_attn, *norm_attn_after, *attn, *q, *k, *v, *qkv, *o;
     const char *q_norm, *k_norm;
+    /* Of latent attention (kernels/latent.h); q in place of q_a and q_b without a q_rank. */
+    const char *q_a, *norm_q_a, *q_b, *kv_a, *norm_kv_a, *kv_b;
     const char *norm_mlp, *norm_mlp_after; /* norm_mlp NULL in a parallel layer: it shares
                                             * norm_attn */
     const char *gate, *up, *gate_up, *down;
@@ -141,6 +144,10 @@ struct tensor_form {
 
 /* The row of an architecture by its name in config.json; NULL if it is unknown. */
 const struct arch *arch_find(const char *name);
+
+/* The row for a model whose text model has this model_type; arch, where the family of the whole
+ * model says it all. */
+const struct arch *arch_of_text(const struct arch *arch, const char *model_type);
 
 /* The i-th name that arch_find() knows, from 0; NULL behind the last one. */
 const char *arch_name(size_t i);
@@ -241,6 +248,9 @@ struct hf_config {
     struct k_delta_shape delta;           /* of LAYER_DELTA */
     struct mamba_config mamba;            /* of LAYER_MAMBA */
     struct conv_config conv;              /* of LAYER_CONV */
+    struct k_latent_shape latent;         /* of LAYER_FULL; kv_rank 0: heads have keys of their own,
+                                           * else the one kv head has a latent for a key */
+    float latent_eps;                     /* of the norms of latents */
     bool lacks_ffn[HF_CONFIG_LAYERS_MAX]; /* [n_layers]: the layer is a mixer alone */
     bool is_twin;                         /* two layers are one of the checkpoint's: Mamba-2, whose
                                            * input attention reads too, and attention with the

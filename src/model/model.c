@@ -119,6 +119,11 @@ static int model_choose_shape(struct model *m, const struct model_options *o)
                   config->arch->name);
         return ERR_UNSUPPORTED;
     }
+    if (config->latent.kv_rank > 0 && m->device->ops->latent_keys == NULL) {
+        log_error("model: %s: latent attention is computed on the cpu device only (device = cpu)",
+                  config->arch->name);
+        return ERR_UNSUPPORTED;
+    }
     shape->is_gpu = gpu;
     shape->n_layers = config->n_layers;
     shape->dim = config->dim;

@@ -87,6 +87,22 @@ static int activations_alloc_gates(struct activations *a, struct device *d, cons
     return ERR_OK;
 }
 
+/* Of latent attention. A step's absorbed queries and their results are wider than its queries. */
+static int activations_alloc_latent(struct activations *a, struct device *d,
+                                    const struct plan *plan, size_t tokens)
+{
+    const struct plan_widths widest = plan_widest(plan);
+    void **rows[] = {&a->latent_keys, &a->latent_queries, &a->latent_heads};
+    const int widths[] = {widest.latent_row, widest.latent_queries, widest.latent_heads};
+
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        if (widths[i] > 0 && (*rows[i] = d->ops->alloc_scratch(d, tokens * (size_t)widths[i] *
+                                                                      d->elem_bytes)) == NULL)
+            return ERR_NO_MEMORY;
+    }
+    return ERR_OK;
+}
+
 /* Memory that only some families use. Ranks sum the results of experts apart, and squares. */
 static int activations_alloc_more(struct activations *a, struct device *d, const struct plan *plan,
                                   size_t tokens)
@@ -94,6 +110,8 @@ static int activations_alloc_more(struct activations *a, struct device *d, const
     size_t row = (size_t)plan->n_layers * (size_t)plan->embeds.width;
     size_t latent = (size_t)plan_widest(plan).latent * d->elem_bytes;
 
+    if (activations_alloc_latent(a, d, plan, tokens) != ERR_OK)
+        return ERR_NO_MEMORY;
     if (row > 0 && (a->embeds = d->ops->alloc_scratch(d, tokens * row * d->elem_bytes)) == NULL)
         return ERR_NO_MEMORY;
     if (activations_alloc_gates(a, d, plan, tokens) != ERR_OK)
@@ -428,9 +446,11 @@ void pass_norm_whole(const struct pass *p, const struct attn_plan *attn,
 void pass_grow(const struct pass *p, const struct attn_plan *attn)
 {
     int width = attn->n_heads * attn->head_dim;
+    int stride = width + 2 * attn->n_kv_heads * attn->head_dim;
 
-    p->d->ops->grow(p->d, p->a->mixer_in, width + 2 * attn->n_kv_heads * attn->head_dim, width,
-                    &p->plan->growth);
+    if (attn->latent.kv_rank > 0)
+        width = stride = attn->n_heads * k_latent_query(&attn->latent);
+    p->d->ops->grow(p->d, p->a->mixer_in, stride, width, &p->plan->growth);
 }
 
 /* Rotary positions are applied to the queries, and keys and values are stored in the pages, before

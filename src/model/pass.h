@@ -40,6 +40,10 @@ struct activations {
                                      * without */
     void *latent_in, *latent_out;   /* act [n_tokens][latent_dim]: input and result of experts in a
                                      * narrower space; NULL without */
+    void *latent_keys;              /* act [n_tokens][latent row]; of latent attention, as the next
+                                     * two; NULL without */
+    void *latent_queries;           /* act [n_tokens][n_heads * latent row] */
+    void *latent_heads;             /* act [n_tokens][n_heads * kv_rank] */
     void *embeds;                   /* act [n_tokens][n_layers][width]: embeddings for each layer;
                                      * NULL without */
     void *squares;                  /* act [n_tokens][K_SQUARES(n_ranks)] of norms over the heads
@@ -104,6 +108,16 @@ void pass_grow(const struct pass *p, const struct attn_plan *attn);
  * layer has them, for the product with reader. */
 void pass_attend(const struct pass *p, const struct attn_plan *attn, const struct k_kv *kv,
                  const struct k_rotary *rotary, const struct k_matrix *reader);
+
+/* mixer_in = queries; latent_keys = the latents of their keys and values. In parts only, as the
+ * next one. */
+void pass_project_latent(const struct pass *p, const struct attn_plan *attn,
+                         const struct layer_weights *w);
+
+/* mixed = latent attention of mixer_in and latent_keys over the pages that kv views. turns: of the
+ * layer's rope. */
+void pass_attend_latent(const struct pass *p, const struct layer_plan *layer,
+                        const struct layer_weights *w, const struct k_kv *kv, const float *turns);
 
 /* mixed = the states of mixer_in's tokens, for the product with reader. */
 void pass_recur(const struct pass *p, const struct recurrent_plan *recurrent,

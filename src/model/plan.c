@@ -43,7 +43,9 @@ static struct attn_plan plan_attention(const struct hf_config *c, int window, in
                              .qkv_bias = c->qkv_bias,
                              .o_bias = c->o_bias,
                              .sinks = c->sinks,
-                             .has_gate = c->attn_gate};
+                             .has_gate = c->attn_gate,
+                             .latent = c->latent,
+                             .latent_eps = c->latent_eps};
 
     attn.is_shared = attn.kv_layer != layer;
     if (c->layer_kinds[layer] == LAYER_FULL) {
@@ -157,8 +159,8 @@ static bool plan_fuses(const struct hf_config *c)
     return c->norm.kind == K_NORM_RMS && c->norms == NORMS_BEFORE && !c->is_parallel &&
            c->qk_norm != QK_NORM_WHOLE && plan_fuses_ffn(c) && !plan_has_multipliers(&c->by) &&
            !c->positions.is_used && !c->head_bias && !c->value_norm && !c->has_layer_scale &&
-           c->layer_embeds.width == 0 && !c->experts.is_apart && c->experts.latent_dim == 0 &&
-           !c->is_twin;
+           c->latent.kv_rank == 0 && c->layer_embeds.width == 0 && !c->experts.is_apart &&
+           c->experts.latent_dim == 0 && !c->is_twin;
 }
 
 /* The plan points to the config's ropes, so the config must live longer. */
@@ -242,6 +244,7 @@ static int plan_split_layer(struct layer_plan *l, int layer, int n_ranks, bool w
             return plan_refuse_split(n_ranks, layer, "kv heads", attn->n_kv_heads);
         /* Query heads are divided evenly; a rank has at least one kv head for them. */
         attn->n_heads /= n_ranks;
+        attn->latent.n_heads /= n_ranks;
         attn->kv_copies = attn->n_kv_heads > n_ranks ? 1 : n_ranks / attn->n_kv_heads;
         attn->n_kv_heads = attn->n_kv_heads > n_ranks ? attn->n_kv_heads / n_ranks : 1;
         break;
@@ -340,11 +343,13 @@ bool plan_splits_head(const struct plan *p)
     return p->head_rows < p->n_vocab;
 }
 
-/* Queries, and keys and values where the layer has its own. */
+/* Queries, and keys and values where the layer has its own and they are no latents. */
 static int plan_qkv(const struct attn_plan *attn)
 {
     int heads = attn->n_heads;
 
+    if (attn->latent.kv_rank > 0)
+        return heads * k_latent_query(&attn->latent);
     if (!attn->is_shared)
         heads += 2 * attn->n_kv_heads;
     return heads * attn->head_dim;
@@ -381,7 +386,9 @@ int plan_mixer_in(const struct layer_plan *l)
 int plan_mixer_out(const struct layer_plan *l)
 {
     switch (l->mixer) {
-    case MIXER_ATTENTION: return l->attn.n_heads * l->attn.head_dim;
+    case MIXER_ATTENTION:
+        return l->attn.n_heads *
+               (l->attn.latent.kv_rank > 0 ? l->attn.latent.v_dim : l->attn.head_dim);
     case MIXER_RECURRENT: return l->recurrent.width;
     case MIXER_DELTA: return k_delta_values(&l->delta);
     case MIXER_MAMBA: return k_mamba_inner(&l->mamba.shape);
@@ -429,6 +436,15 @@ static void plan_widen_experts(struct experts_widths *widest, const struct exper
     widest->ff_dim = plan_wider(widest->ff_dim, e->ff_dim);
 }
 
+/* Latents of queries use the memory of the mixer's result before it is written. */
+static void plan_widen_latent(struct plan_widths *widest, const struct k_latent_shape *s)
+{
+    widest->mixer_out = plan_wider(widest->mixer_out, s->q_rank);
+    widest->latent_row = plan_wider(widest->latent_row, k_latent_row(s));
+    widest->latent_queries = plan_wider(widest->latent_queries, s->n_heads * k_latent_row(s));
+    widest->latent_heads = plan_wider(widest->latent_heads, s->n_heads * s->kv_rank);
+}
+
 /* Fields of other mixers are 0 in a layer, so the maxima may include them. Embeddings of a layer
  * are gated in the memory of the FFN. */
 struct plan_widths plan_widest(const struct plan *p)
@@ -444,6 +460,7 @@ struct plan_widths plan_widest(const struct plan *p)
         widest.ff = plan_wider(widest.ff, layer->ffn.ff_dim);
         widest.n_heads = plan_wider(widest.n_heads, layer->attn.n_heads);
         widest.head_dim = plan_wider(widest.head_dim, layer->attn.head_dim);
+        plan_widen_latent(&widest, &layer->attn.latent);
         if (layer->attn.has_gate)
             widest.attn_gate = plan_wider(widest.attn_gate, plan_mixer_out(layer));
         widest.delta_gates = plan_wider(widest.delta_gates, 2 * layer->delta.n_v_heads);

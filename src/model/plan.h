@@ -49,8 +49,10 @@ struct attn_plan {
     enum qk_norm qk_norm;
     bool qkv_bias; /* of the products */
     bool o_bias;
-    bool sinks;    /* a score of each head takes part in its softmax */
-    bool has_gate; /* each head's result is multiplied by a sigmoid */
+    bool sinks;                   /* a score of each head takes part in its softmax */
+    bool has_gate;                /* each head's result is multiplied by a sigmoid */
+    struct k_latent_shape latent; /* kv_rank above 0: head_dim is that of latents, of one kv head */
+    float latent_eps;
 };
 
 /* A state of width floats (kernels.h, ref_recurrent()). */
@@ -179,7 +181,7 @@ bool plan_splits_head(const struct plan *p);
 /* Floats of a sequence's state; 0 of a layer with attention. */
 size_t plan_state_elems(const struct layer_plan *l);
 
-/* Elements of a token's row: input of a mixer (q, k and v; value and gate; q, k, v and z; z, x, B,
+/* Elements of a token's row: input of a mixer (q, k and v, or of latent attention q; value and gate; q, k, v and z; z, x, B,
  * C and dt; b, c and x), output of a mixer (the heads; or the state), output of an FFN's first
  * product. */
 int plan_mixer_in(const struct layer_plan *l);
@@ -189,10 +191,12 @@ int plan_ffn_in(const struct layer_plan *l);
 /* The maxima over all layers, by which activations and the device's work areas are sized. */
 struct plan_widths {
     int mixer_in, mixer_out, ffn_in, ff;
-    int n_heads, head_dim; /* of attention; 0 without any */
-    int attn_gate;         /* elements of a row of gates of heads */
-    int delta_gates;       /* of Gated DeltaNet: b and a */
-    int state_work;        /* of the work memory of mixers with states, in floats */
+    int n_heads, head_dim;                        /* of attention; 0 without any */
+    int latent_row, latent_queries, latent_heads; /* elements of a token's latent, of its absorbed
+                                                   * queries and of their results; 0 without */
+    int attn_gate;                                /* elements of a row of gates of heads */
+    int delta_gates;                              /* of Gated DeltaNet: b and a */
+    int state_work; /* of the work memory of mixers with states, in floats */
     bool has_states;
     int state_shared; /* bytes of shared memory of a block of their kernels */
     struct experts_widths experts;

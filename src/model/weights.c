@@ -19,13 +19,7 @@
 #include "base/must.h"
 #include "model/loader.h"
 #include "model/safetensors.h"
-
-/* Constant while the layers are laid out. */
-struct loading {
-    struct loader *l;
-    const struct arch_names *names;
-    int dim;
-};
+#include "model/weights_parts.h"
 
 /* --- norms ------------------------------------------------------------------------------ */
 
@@ -45,7 +39,7 @@ static struct k_norm weights_load_norm_of(const struct loading *in, const char *
     return norm;
 }
 
-static struct k_norm weights_load_norm(const struct loading *in, const char *pattern, bool has)
+struct k_norm weights_load_norm(const struct loading *in, const char *pattern, bool has)
 {
     if (!has)
         return (struct k_norm){.kind = K_NORM_NONE};
@@ -54,8 +48,7 @@ static struct k_norm weights_load_norm(const struct loading *in, const char *pat
 
 /* The norm of a layer's input. The stage before the layer's computes it when it adds to the
  * residual last, so it has it too. */
-static struct k_norm weights_load_first_norm(const struct loading *in, const char *pattern,
-                                             bool has)
+struct k_norm weights_load_first_norm(const struct loading *in, const char *pattern, bool has)
 {
     struct loader *l = in->l;
     bool absent = l->absent;
@@ -652,10 +645,16 @@ static void weights_load_layer(const struct loading *in, int layer)
     const struct layer_plan *part = &in->l->part->layers[layer];
     struct layer_weights *weights = &in->l->w->layers[layer];
     const struct plan_stage stage = plan_stage(in->l->whole, in->l->stage, in->l->n_stages);
+    bool is_latent = whole->attn.latent.kv_rank > 0;
 
     in->l->absent = layer < stage.first || layer >= stage.end;
     switch (whole->mixer) {
-    case MIXER_ATTENTION: weights_load_attention(in, whole, part, weights); break;
+    case MIXER_ATTENTION:
+        if (is_latent)
+            weights_load_latent_attention(in, whole, part, weights);
+        else
+            weights_load_attention(in, whole, part, weights);
+        break;
     case MIXER_RECURRENT: weights_load_recurrent(in, whole, part, weights); break;
     case MIXER_DELTA: weights_load_delta(in, whole, part, weights); break;
     case MIXER_MAMBA: weights_load_mamba(in, whole, part, weights); break;

@@ -170,6 +170,17 @@ def delta(n_k_heads, n_v_heads, k_dim, v_dim):
                 linear_key_head_dim=k_dim, linear_value_head_dim=v_dim)
 
 
+def latent(q_rank, kv_rank, nope, rope, v):
+    return dict(q_lora_rank=q_rank, kv_lora_rank=kv_rank, qk_nope_head_dim=nope,
+                qk_rope_head_dim=rope, v_head_dim=v, n_routed_experts=6, num_experts_per_tok=2,
+                moe_intermediate_size=20)
+
+
+def yarn(**more):
+    return dict(dict(rope_type="yarn", factor=8.0, rope_theta=10000.0, beta_fast=32.0,
+                     beta_slow=1.0, original_max_position_embeddings=64), **more)
+
+
 DELTA_TYPES = ["linear_attention", "linear_attention", "linear_attention", "full_attention",
                "linear_attention"]
 PARTIAL = dict(rope_type="default", rope_theta=1e7, partial_rotary_factor=0.25,
@@ -247,6 +258,41 @@ EXPERTS = {
                                               top_k_experts=2, moe_intermediate_size=18,
                                               layer_types=["sliding_attention"] * 2 +
                                               ["full_attention"]), True, 0.2),
+    # Latent attention. Two of three groups, each as good as its best expert.
+    "deepseek-v2": ("deepseek_v2", small(num_key_value_heads=4, n_group=3, topk_group=2,
+                                         topk_method="group_limited_greedy",
+                                         first_k_dense_replace=1, n_shared_experts=2,
+                                         routed_scaling_factor=1.7,
+                                         **latent(12, 10, 8, 6, 9)), False, 0.25),
+    # Three heads, one product for queries, long contexts.
+    "deepseek-v2-lite": ("deepseek_v2", small(hidden_size=42, num_attention_heads=3,
+                                              num_key_value_heads=3, first_k_dense_replace=1,
+                                              n_shared_experts=1, **latent(None, 22, 12, 8, 5),
+                                              rope_parameters=yarn(mscale=0.707,
+                                                                   mscale_all_dim=0.707)),
+                         False, 0.25),
+    # A group is as good as its two best; a bias of the choice.
+    "deepseek-v3": ("deepseek_v3", small(num_key_value_heads=4, n_group=3, topk_group=2,
+                                         first_k_dense_replace=1, n_shared_experts=1,
+                                         routed_scaling_factor=1.7, **latent(14, 20, 9, 8, 5),
+                                         rope_parameters=yarn(mscale=1.0, mscale_all_dim=1.0)),
+                    False, 0.25),
+    # Queries, keys and values of one product each, and pairs that are half of the rope apart.
+    "moonlight": ("deepseek_v3", few_experts(num_key_value_heads=4, n_group=1, topk_group=1,
+                                             first_k_dense_replace=0, n_shared_experts=2,
+                                             routed_scaling_factor=2.4, rope_interleave=False,
+                                             **latent(None, 24, 16, 10, 12)), False, 0.25),
+    "glm4-moe-lite": ("glm4_moe_lite", small(num_key_value_heads=4, n_shared_experts=1,
+                                             mlp_layer_types=["sparse", "dense", "sparse"],
+                                             **latent(18, 26, 15, 6, 21)), False, 0.25),
+    # Queries that grow with the position.
+    "mistral4": ("mistral4", few_experts(num_key_value_heads=4, n_shared_experts=1,
+                                         first_k_dense_replace=0, **latent(16, 32, 8, 8, 12),
+                                         rope_parameters=yarn(
+                                             mscale=1.0, mscale_all_dim=1.0, factor=16.0,
+                                             original_max_position_embeddings=16,
+                                             llama_4_scaling_beta=0.4,
+                                             partial_rotary_factor=0.5)), False, 0.25),
     # Layers with states: key heads of 12 for two value heads of 20 each.
     "qwen3-next": ("qwen3_next", few_experts(head_dim=16, **delta(2, 4, 12, 20),
                                              layer_types=DELTA_TYPES[2:4], num_experts=5,
@@ -302,6 +348,19 @@ WRAPPED = {
     "qwen3.5": ("qwen3_5", small(hidden_size=64, num_hidden_layers=5, head_dim=16,
                                  **delta(4, 8, 16, 16), layer_types=DELTA_TYPES,
                                  rope_parameters=PARTIAL), VISION, 0.2),
+    "kimi-k25": ("kimi_k25", small(model_type="deepseek_v3", num_key_value_heads=4, n_group=1,
+                                   topk_group=1, first_k_dense_replace=1, n_shared_experts=1,
+                                   routed_scaling_factor=1.3, **latent(14, 28, 10, 4, 7)),
+                 dict(num_hidden_layers=1, hidden_size=16, intermediate_size=16,
+                      num_attention_heads=2), 0.25),
+    "mistral4-vl": ("mistral3", small(model_type="mistral4", num_key_value_heads=4,
+                                      n_shared_experts=1, first_k_dense_replace=0,
+                                      **latent(None, 12, 8, 4, 6), rope_parameters=yarn(
+                                          mscale=1.0, mscale_all_dim=1.0, factor=4.0,
+                                          llama_4_scaling_beta=0.1,
+                                          partial_rotary_factor=1 / 3)),
+                    dict(num_hidden_layers=1, hidden_size=16, intermediate_size=16, head_dim=8,
+                         num_attention_heads=2), 0.25),
 }
 
 
@@ -363,7 +422,8 @@ def make_model(torch, transformers, config, seed, deviation, fused=None):
     torch.manual_seed(seed)
     options = {}
     # Grouped products need whole 16 bytes.
-    if hasattr(config, "num_experts_per_tok") or hasattr(config, "top_k_experts"):
+    text = getattr(config, "text_config", config)
+    if hasattr(text, "num_experts_per_tok") or hasattr(text, "top_k_experts"):
         options["experts_implementation"] = "eager"
     model = auto.from_config(config, **options).float().eval()
     for name, p in model.named_parameters():
@@ -412,6 +472,20 @@ def is_steady(torch, model, cases):
                for c in cases) < NOISE_MAX
 
 
+def add_next_layer(folder):
+    """A layer behind the last one, as released checkpoints of DeepSeek V3 have it."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    path = os.path.join(folder, "model.safetensors")
+    tensors = load_file(path)
+    more = {k.replace("layers.2.", "layers.3."): v.clone() for k, v in tensors.items()
+            if "layers.2." in k}
+    more["model.layers.3.enorm.weight"] = more["model.layers.3.input_layernorm.weight"].clone()
+    more["model.layers.3.eh_proj.weight"] = torch.ones(4, 8, dtype=torch.bfloat16)
+    save_file({**tensors, **more}, path, metadata={"format": "pt"})
+
+
 def save(model, folder, fused):
     """In the layout of released checkpoints, or in that of the class."""
     if fused == "mxfp4":
@@ -445,6 +519,8 @@ def make(out, name, kind, fields, vision, deviation, fused=None):
     else:
         raise ValueError("no seed gives clear goldens")
     save(model.to(torch.bfloat16), folder, fused)
+    if name == "deepseek-v3":
+        add_next_layer(folder)
     for extra in ("generation_config.json",):
         if os.path.exists(os.path.join(folder, extra)):
             os.unlink(os.path.join(folder, extra))
@@ -484,7 +560,8 @@ def main():
             attempt(args.out, name, kind, fields, None, deviation, fused)
     for name, (kind, fields, vision, deviation) in WRAPPED.items():
         if not wanted or name in wanted:
-            attempt(args.out, name, kind, fields, vision, deviation)
+            attempt(args.out, name, kind, fields, vision, deviation,
+                    False if "n_routed_experts" in fields else None)
 
 
 if __name__ == "__main__":

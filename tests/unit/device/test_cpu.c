@@ -179,13 +179,13 @@ static void check_keys(const struct cpu_math *m, int n_q, int n_keys, int dim)
         outs[j] = out[j];
     }
     m->scores(scores, ROW, q, n_q, keys, n_keys, dim);
-    m->mix(outs, n_q, scores, ROW, keys, n_keys, dim);
+    m->mix(outs, n_q, scores, ROW, keys, n_keys, dim, dim);
     for (int j = 0; j < n_q; j++) {
         float *to = alone_out;
 
         memset(alone_out, 0, sizeof alone_out);
         m->scores(alone, ROW, q + j, 1, keys, n_keys, dim);
-        m->mix(&to, 1, alone, ROW, keys, n_keys, dim);
+        m->mix(&to, 1, alone, ROW, keys, n_keys, dim, dim);
         same &= memcmp(alone, scores + j * ROW, (size_t)n_keys * sizeof *alone) == 0;
         same &= memcmp(alone_out, out[j], (size_t)dim * sizeof *alone_out) == 0;
         for (int i = 0; i < n_keys; i++)

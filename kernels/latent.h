@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Latent attention (MLA of DeepSeek V2), in its absorbed form. A token's keys and values of all
+ * heads are one row in the pages, its latent:
+ *
+ *   row = rmsnorm(c) [kv_rank] | rotated k [rope_dim]
+ *
+ * A head's key would be up_k * c [nope_dim] | k, and its value up_v * c. Scores do not change if
+ * the query is multiplied with up_k instead, nor results if the sum of rows is multiplied with
+ * up_v: so attention is that of one kv head, whose values are the first kv_rank elements of its
+ * keys (value_dim of struct k_kv).
+ *
+ *   queries   q [nope_dim] | q' [rope_dim]  ->  transpose(up_k) q [kv_rank] | rotated q' [rope_dim]
+ *   values    o [kv_rank]                   ->  up_v o [v_dim]
+ *
+ * Conventions as in kernels.h. Source: DeepSeek-V2, arXiv 2405.04434, section 2.1. */
+#ifndef QUIRE_KERNELS_LATENT_H
+#define QUIRE_KERNELS_LATENT_H
+
+#include "kernels/kernels.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define K_LATENT_RANK_MAX 512
+#define K_LATENT_ROPE_MAX 64
+
+/* The sizes of a layer, or of a rank's part of it, which has some of the heads. */
+struct k_latent_shape {
+    int n_heads;
+    int q_rank;   /* of the product between input and queries; 0: there is one product */
+    int kv_rank;  /* 2 .. K_LATENT_RANK_MAX, even; 0: the layer has no latent attention */
+    int nope_dim; /* of a head's query and key, the part without positions */
+    int rope_dim; /* the part with them: even, 2 .. K_LATENT_ROPE_MAX */
+    int v_dim;    /* of a head's value */
+};
+
+/* Elements of a row in the pages, which is also a head's absorbed query; and of a head's query. */
+K_BOTH int k_latent_row(const struct k_latent_shape *s)
+{
+    return s->kv_rank + s->rope_dim;
+}
+K_BOTH int k_latent_query(const struct k_latent_shape *s)
+{
+    return s->nope_dim + s->rope_dim;
+}
+
+/* A layer's weights; norm and up are bf16 for launchers, float32 for references. */
+struct k_latent {
+    struct k_latent_shape shape;
+    const void *norm;   /* [kv_rank] */
+    const void *up;     /* [n_heads][nope_dim + v_dim][kv_rank]: up_k, then up_v of each head */
+    const float *turns; /* float32 [max_len][rope_dim / 2][2]: cosine, sine by position and pair */
+    bool interleaved;   /* pairs are (2 i, 2 i + 1), not (i, i + rope_dim / 2) */
+    float eps;          /* of norm */
+};
+
+/* The pairs of x [rope_dim] turned by turns [rope_dim / 2][2]. out may be x. */
+void ref_latent_rotate(float *out, const float *x, const float *turns, int rope_dim,
+                       bool interleaved);
+
+/* Write the rows of a step's tokens to their pages, from in [n_tokens][kv_rank + rope_dim]: c, k.
+ * Tokens of sequences of kv_len 0 are skipped. The reference does tokens first .. last - 1. */
+void ref_latent_keys(const float *in, const struct k_latent *l, const struct k_kv *kv,
+                     const struct k_tokens *t, int first, int last);
+
+/* out [n_tokens][n_heads][kv_rank + rope_dim] = absorbed queries of in [n_tokens][n_heads][nope_dim
+ * + rope_dim]. The reference does one pair of token and head, with sums in float32. */
+void ref_latent_queries(float *out, const float *in, const struct k_latent *l,
+                        const struct k_tokens *t, int token, int head);
+
+/* out [n_tokens][n_heads][v_dim] = values of in [n_tokens][n_heads][kv_rank], likewise. */
+void ref_latent_values(float *out, const float *in, const struct k_latent *l, int token, int head);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Lays out the weights of latent attention.
+ *
+ * Rows keep the checkpoint's order, because latents and the ends of queries are rotated as it pairs
+ * them (struct k_latent): so e4m3 with scales of 128 x 128 stays as it is where the ranks divide it
+ * evenly. kv_b alone is held in the plain format, because it is multiplied from both sides. */
+#include "model/weights_parts.h"
+
+static void *weights_load_latent_norm(const struct loading *in, const char *pattern, int width)
+{
+    const struct slice_shape shape = slice_whole(width, width, 1, 1);
+
+    return loader_vector(in->l, pattern, &shape, false);
+}
+
+/* Queries, in one product or in two. Only the last one is divided among ranks. */
+static void weights_load_latent_queries(const struct loading *in,
+                                        const struct k_latent_shape *whole,
+                                        const struct k_latent_shape *own, struct layer_weights *w)
+{
+    int rows = whole->n_heads * k_latent_query(whole),
+        own_rows = own->n_heads * k_latent_query(own);
+    int rank = whole->q_rank;
+    struct loader_tensors first =
+        loader_tensor(in->names->q, slice_whole(rows, own_rows, in->dim, in->dim));
+    const struct loader_tensors last =
+        loader_tensor(in->names->q_b, slice_whole(rows, own_rows, rank, rank));
+
+    if (rank > 0)
+        first = loader_tensor(in->names->q_a, slice_whole(rank, rank, in->dim, in->dim));
+    w->mixer_in = loader_matrix(in->l, &first, USE_LAYER);
+    if (rank == 0)
+        return;
+    w->norm_q_a = weights_load_latent_norm(in, in->names->norm_q_a, rank);
+    w->q_b = loader_matrix(in->l, &last, USE_LAYER);
+}
+
+/* All ranks have the latents of keys and values, and each its heads of what reads them. */
+void weights_load_latent_attention(const struct loading *in, const struct layer_plan *whole,
+                                   const struct layer_plan *part, struct layer_weights *w)
+{
+    const struct arch_names *names = in->names;
+    const struct k_latent_shape *s = &whole->attn.latent, *own = &part->attn.latent;
+    int row = k_latent_row(s), up = s->nope_dim + s->v_dim;
+    const struct loader_tensors kv_a =
+        loader_tensor(names->kv_a, slice_whole(row, row, in->dim, in->dim));
+    const struct loader_tensors kv_b = loader_tensor(
+        names->kv_b, slice_whole(s->n_heads * up, own->n_heads * up, s->kv_rank, s->kv_rank));
+    const struct loader_tensors out_proj = loader_tensor(
+        names->o, slice_whole(in->dim, in->dim, plan_mixer_out(whole), plan_mixer_out(part)));
+
+    w->k_scale = w->v_scale = 1.0f;
+    w->norm_mixer = weights_load_first_norm(in, names->norm_attn, whole->norms.before_mixer);
+    weights_load_latent_queries(in, s, own, w);
+    w->kv_a = loader_matrix(in->l, &kv_a, USE_LAYER);
+    w->norm_kv_a = weights_load_latent_norm(in, names->norm_kv_a, s->kv_rank);
+    w->kv_b = loader_matrix(in->l, &kv_b, USE_ADDED);
+    w->mixer_out = loader_matrix(in->l, &out_proj, USE_LAYER);
+    w->norm_mixer_after = weights_load_norm(in, names->norm_attn_after, whole->norms.after_mixer);
+}

@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * For weights*.c only: what weights.c has for the loading of layers. */
+#ifndef QUIRE_MODEL_WEIGHTS_PARTS_H
+#define QUIRE_MODEL_WEIGHTS_PARTS_H
+
+#include "model/loader.h"
+#include "model/weights.h"
+
+/* Constant while the layers are laid out. */
+struct loading {
+    struct loader *l;
+    const struct arch_names *names;
+    int dim;
+};
+
+/* A norm of rows of dim; K_NORM_NONE, which reads nothing, if the layer does not have it. */
+struct k_norm weights_load_norm(const struct loading *in, const char *pattern, bool has);
+
+/* The norm of a layer's input. The stage before the layer's has it too. */
+struct k_norm weights_load_first_norm(const struct loading *in, const char *pattern, bool has);
+
+/* --- weights_latent.c --- */
+
+/* A layer of latent attention. */
+void weights_load_latent_attention(const struct loading *in, const struct layer_plan *whole,
+                                   const struct layer_plan *part, struct layer_weights *w);
+
+#endif
