@@ -417,7 +417,9 @@ def save_mxfp4(torch, model, folder):
 
 def make_model(torch, transformers, config, seed, deviation, fused=None):
     """A model with weights that matter: every vector differs from its neutral value, too."""
-    auto = (transformers.AutoModelForImageTextToText if hasattr(config, "vision_config")
+    # Mistral 4 is listed among these, too.
+    is_wrapped = hasattr(config, "vision_config") or config.model_type == "mistral4"
+    auto = (transformers.AutoModelForImageTextToText if is_wrapped
             else transformers.AutoModelForCausalLM)
     torch.manual_seed(seed)
     options = {}
@@ -486,6 +488,16 @@ def add_next_layer(folder):
     save_file({**tensors, **more}, path, metadata={"format": "pt"})
 
 
+def rename_layers(folder):
+    """Released Kimi K2.5 has layers in its text model, too; transformers 5.24 writes blocks."""
+    from safetensors.torch import load_file, save_file
+
+    path = os.path.join(folder, "model.safetensors")
+    tensors = load_file(path)
+    save_file({k.replace("language_model.model.blocks.", "language_model.model.layers."): v
+               for k, v in tensors.items()}, path, metadata={"format": "pt"})
+
+
 def save(model, folder, fused):
     """In the layout of released checkpoints, or in that of the class."""
     if fused == "mxfp4":
@@ -521,6 +533,8 @@ def make(out, name, kind, fields, vision, deviation, fused=None):
     save(model.to(torch.bfloat16), folder, fused)
     if name == "deepseek-v3":
         add_next_layer(folder)
+    if name == "kimi-k25":
+        rename_layers(folder)
     for extra in ("generation_config.json",):
         if os.path.exists(os.path.join(folder, extra)):
             os.unlink(os.path.join(folder, extra))

@@ -97,6 +97,19 @@ static const struct {
      "\"hidden_size_per_layer_input\":12,\"vocab_size_per_layer_input\":211,"
      "\"layer_types\":[\"sliding_attention\",\"sliding_attention\",\"full_attention\","
      "\"sliding_attention\",\"full_attention\",\"full_attention\"]," SIZES "}"},
+    {"latents of queries, keys and values, and experts in groups",
+     "{\"architectures\":[\"DeepseekV3ForCausalLM\"],\"num_hidden_layers\":3,"
+     "\"first_k_dense_replace\":1,\"n_routed_experts\":12,\"num_experts_per_tok\":3,"
+     "\"n_group\":4,\"topk_group\":2,\"moe_intermediate_size\":52,\"q_lora_rank\":26,"
+     "\"kv_lora_rank\":38,\"qk_nope_head_dim\":13,\"qk_rope_head_dim\":10,"
+     "\"v_head_dim\":11," SIZES "}"},
+    {"latents of keys and values, and queries that grow",
+     "{\"architectures\":[\"Mistral4ForCausalLM\"],\"num_hidden_layers\":2,"
+     "\"n_routed_experts\":7,\"num_experts_per_tok\":3,\"moe_intermediate_size\":52,"
+     "\"q_lora_rank\":null,\"kv_lora_rank\":22,\"qk_nope_head_dim\":6,"
+     "\"qk_rope_head_dim\":6,\"v_head_dim\":17,\"rope_parameters\":{\"rope_type\":\"yarn\","
+     "\"factor\":4.0,\"original_max_position_embeddings\":32,\"mscale_all_dim\":1.0,"
+     "\"llama_4_scaling_beta\":0.2,\"partial_rotary_factor\":0.5}," SIZES "}"},
     {"experts beside an FFN",
      "{\"architectures\":[\"Gemma4ForCausalLM\"],\"num_hidden_layers\":3," TWO_SHAPES
      "\"hidden_size_per_layer_input\":0,\"enable_moe_block\":true,\"num_experts\":7,"

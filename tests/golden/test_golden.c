@@ -339,7 +339,7 @@ static const char *whole_of(const char *name)
     static const char *const models[][2] = {
         {"families/qwen3-moe", "3"},           {"families/qwen3-moe-fused", "24"},
         {"families/granite-moe-shared", "24"}, {"families/glm4-moe", "2"},
-        {"families/deepseek-v2", "2"},         {"families/deepseek-v2-lite", "3"},
+        {"families/deepseek-v2", "2"},         {"families/glm4-moe-lite", "2"},
         {"families/deepseek-v3", "2"},         {"families/kimi-k25", "2"},
         {"families/ernie4-5-moe", "2"},        {"families/gpt-oss-mxfp4", "2"}};
 
@@ -418,7 +418,13 @@ static const struct {
     {"families/granite-moe-shared", "24", 3.6e-02, ANY_DEVICE},
     {"families/glm4-moe", "24", 1.5e-02, ANY_DEVICE},
     {"families/deepseek-v2", "24", 1.9e-02, CPU_ONLY},
+    {"families/deepseek-v2-lite", "", 1.9e-02, CPU_ONLY},
     {"families/deepseek-v3", "24", 2.7e-02, CPU_ONLY},
+    {"families/moonlight", "24", 2.0e-02, CPU_ONLY},
+    {"families/glm4-moe-lite", "24", 1.5e-02, CPU_ONLY},
+    {"families/kimi-k25", "24", 2.5e-02, CPU_ONLY},
+    {"families/mistral4", "24", 1.9e-02, CPU_ONLY},
+    {"families/mistral4-vl", "24", 2.0e-02, CPU_ONLY},
     {"families/minimax-m2", "24", 1.3e-02, ANY_DEVICE},
     {"families/ernie4-5-moe", "24", 4.1e-02, ANY_DEVICE},
     {"families/hunyuan-moe", "24", 1.8e-02, ANY_DEVICE},

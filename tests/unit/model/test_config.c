@@ -40,6 +40,13 @@ static int parse(const char *text, const char *generation)
     ",\"config_groups\":{\"g\":{\"weights\":{" weights \
     "},\"input_activations\":{\"num_bits\":8,\"strategy\":\"token\"}}}"
 
+#define LATENT                                                                      \
+    "\"hidden_size\":64,\"num_hidden_layers\":3,\"num_attention_heads\":8,"         \
+    "\"vocab_size\":320,\"max_position_embeddings\":512,\"intermediate_size\":128," \
+    "\"n_routed_experts\":6,\"num_experts_per_tok\":2,\"moe_intermediate_size\":24"
+#define DEEPSEEK \
+    "\"architectures\":[\"DeepseekV3ForCausalLM\"],\"n_group\":1,\"topk_group\":1," LATENT
+
 static const struct {
     const char *what, *text;
     int rc;
@@ -145,6 +152,23 @@ static const struct {
      ERR_UNSUPPORTED},
     {"experts without a number",
      "{" GEMMA4 ",\"enable_moe_block\":true,\"moe_intermediate_size\":8,\"top_k_experts\":1}",
+     ERR_INVALID},
+    {"latents of nothing", "{" DEEPSEEK ",\"kv_lora_rank\":0}", ERR_INVALID},
+    {"latents of 514", "{" DEEPSEEK ",\"kv_lora_rank\":514}", ERR_INVALID},
+    {"odd latents", "{" DEEPSEEK ",\"kv_lora_rank\":511}", ERR_INVALID},
+    {"an odd rope", "{" DEEPSEEK ",\"qk_rope_head_dim\":63}", ERR_INVALID},
+    {"a rope of 128", "{" DEEPSEEK ",\"qk_rope_head_dim\":128}", ERR_INVALID},
+    {"absurd queries", "{" DEEPSEEK ",\"q_lora_rank\":-5}", ERR_INVALID},
+    {"heads without keys", "{" DEEPSEEK ",\"qk_nope_head_dim\":0}", ERR_INVALID},
+    {"values of 10^9", "{" DEEPSEEK ",\"v_head_dim\":1000000000}", ERR_INVALID},
+    {"biases of latents", "{" DEEPSEEK ",\"attention_bias\":true}", ERR_UNSUPPORTED},
+    {"a part of the rope", "{" DEEPSEEK ",\"partial_rotary_factor\":0.5}", ERR_UNSUPPORTED},
+    {"another choice of experts", "{" DEEPSEEK ",\"topk_method\":\"best\"}", ERR_UNSUPPORTED},
+    {"another score of experts", "{" DEEPSEEK ",\"scoring_func\":\"softmax\"}", ERR_UNSUPPORTED},
+    {"experts in every second layer", "{" DEEPSEEK ",\"moe_layer_freq\":2}", ERR_UNSUPPORTED},
+    {"more groups than experts", "{" DEEPSEEK ",\"n_group\":7}", ERR_INVALID},
+    {"an mscale below 0",
+     "{" DEEPSEEK ",\"rope_scaling\":{\"type\":\"yarn\",\"factor\":40,\"mscale_all_dim\":-1}}",
      ERR_INVALID},
     {"eos as a text", "{" LLAMA ",\"eos_token_id\":\"x\"}", ERR_INVALID},
     {"tied as a number", "{" LLAMA ",\"tie_word_embeddings\":1}", ERR_INVALID},
@@ -462,14 +486,90 @@ static void check_hybrids(void)
        "its layers, and the FFN's width: two thirds, and up to a multiple");
 }
 
+static void check_latent(void)
+{
+    is_int(parse("{" DEEPSEEK ",\"rope_theta\":50000.0,\"rope_scaling\":{\"type\":\"yarn\","
+                 "\"factor\":40,\"mscale\":1.0,\"mscale_all_dim\":1.0,"
+                 "\"original_max_position_embeddings\":4096,\"beta_fast\":32,\"beta_slow\":1}}",
+                 NULL),
+           ERR_OK, "a DeepSeek V3 with the defaults of its class");
+    ok(c.latent.q_rank == 1536 && c.latent.kv_rank == 512 && c.latent.nope_dim == 128 &&
+           c.latent.rope_dim == 64 && c.latent.v_dim == 128 && c.latent.n_heads == 8,
+       "the sizes of its heads");
+    ok(c.n_kv_heads == 1 && c.full_kv_heads == 1 && c.head_dim == 576 && c.full_head_dim == 576,
+       "one kv head of a latent");
+    ok(c.n_ropes == 1 && c.ropes[0].head_dim == 64 && c.ropes[0].rotary_dim == 64 &&
+           c.ropes[0].interleaved && c.ropes[0].scale == 1.0,
+       "its rope, and cosines as they are");
+    ok(fabs((double)c.attn_scale - pow(0.1 * log(40.0) + 1.0, 2.0) / sqrt(192.0)) < 1e-6,
+       "and scores that grow instead");
+    ok(!c.layer_experts[2] && c.experts.scoring == K_SCORE_SIGMOID && c.experts.has_bias &&
+           c.experts.group_best == 2 && c.experts.renorms && c.experts.shared_dim == 24,
+       "its experts, behind three dense layers");
+    is_int(parse("{" DEEPSEEK ",\"rope_interleave\":false,\"q_lora_rank\":null}", NULL), ERR_OK,
+           "one with pairs that are apart, and one product for queries");
+    ok(!c.ropes[0].interleaved && c.latent.q_rank == 0, "has these");
+    is_int(parse("{\"architectures\":[\"DeepseekV2ForCausalLM\"]," LATENT
+                 ",\"n_group\":3,\"topk_group\":1,\"topk_method\":\"greedy\"}",
+                 NULL),
+           ERR_OK, "a DeepSeek V2");
+    ok(c.experts.n_groups == 1 && c.experts.group_best == 1 && !c.experts.renorms &&
+           c.experts.scoring == K_SCORE_SOFTMAX && !c.experts.has_bias && c.layer_experts[0] &&
+           c.experts.shared_dim == 48,
+       "whose groups do not count");
+    is_int(parse("{\"architectures\":[\"DeepseekV2ForCausalLM\"]," LATENT
+                 ",\"norm_topk_prob\":true}",
+                 NULL),
+           ERR_UNSUPPORTED, "one whose weights add up to 1");
+    is_int(parse("{\"architectures\":[\"KimiK25ForConditionalGeneration\"],\"text_config\":{"
+                 "\"n_group\":1,\"topk_group\":1,\"first_k_dense_replace\":0," LATENT "}}",
+                 NULL),
+           ERR_OK, "a Kimi K2.5");
+    ok(c.layer_experts[0] && c.latent.kv_rank == 512, "is a DeepSeek V3");
+    is_int(parse("{\"architectures\":[\"Glm4MoeLiteForCausalLM\"]," LATENT
+                 ",\"mlp_layer_types\":[\"sparse\",\"dense\",\"sparse\"]}",
+                 NULL),
+           ERR_OK, "a GLM 4.7 Flash");
+    ok(c.latent.v_dim == 256 && c.layer_experts[0] && !c.layer_experts[1] && c.layer_experts[2],
+       "its layers");
+    is_int(parse("{\"architectures\":[\"Glm4MoeLiteForCausalLM\"]," LATENT
+                 ",\"mlp_layer_types\":[\"sparse\",\"wide\",\"sparse\"]}",
+                 NULL),
+           ERR_INVALID, "an unknown type of layer");
+}
+
+#define MISTRAL4                                                               \
+    LATENT ",\"rope_parameters\":{\"type\":\"yarn\",\"factor\":128.0,"         \
+           "\"original_max_position_embeddings\":8192,\"mscale_all_dim\":1.0," \
+           "\"mscale\":1.0,\"llama_4_scaling_beta\":0.1,\"partial_rotary_factor\":0.5}"
+
+/* Released files have the whole model's name of Mistral 3. */
+static void check_mistral4(void)
+{
+    is_int(parse("{\"architectures\":[\"Mistral3ForConditionalGeneration\"],\"text_config\":{"
+                 "\"model_type\":\"mistral4\"," MISTRAL4 "}}",
+                 NULL),
+           ERR_OK, "a Mistral 4 in a model of images");
+    ok(c.latent.kv_rank == 256 && c.latent.nope_dim == 64 && c.ropes[0].rotary_dim == 64 &&
+           c.growth.beta > 0.09f && c.growth.period == 8192 && c.layer_experts[0] &&
+           c.experts.scoring == K_SCORE_SOFTMAX && !c.experts.has_bias && c.experts.renorms,
+       "has latents, queries that grow and experts");
+    is_int(parse("{\"architectures\":[\"Mistral4ForCausalLM\"]," LATENT "}", NULL), ERR_INVALID,
+           "one without its rope");
+    is_int(parse("{\"architectures\":[\"Mistral4ForCausalLM\"],\"qk_nope_head_dim\":32," MISTRAL4
+                 "}",
+                 NULL),
+           ERR_UNSUPPORTED, "one whose rope is of another head");
+}
+
 /* Every name of the table of unserved ones would be a lie once it is served. */
 static void test_near(void)
 {
     static const struct {
         const char *name, *sentence;
     } rows[] = {
-        {"DeepseekV3ForCausalLM",
-         "the nearest that is served is Glm4MoeForCausalLM; it differs by latent attention"},
+        {"DeepseekV32ForCausalLM", "the nearest that is served is DeepseekV3ForCausalLM; it "
+                                   "differs by attention of tokens by an index"},
         {"LlamaForCausalLn", "the nearest name that is served is LlamaForCausalLM"},
         {"Qwen3MoeForCausaLM", "the nearest name that is served is Qwen3MoeForCausalLM"},
         {"", "the nearest name that is served is GlmForCausalLM"},
@@ -518,6 +618,9 @@ static void check_lines(void)
     is_int(lines_of("{" QWEN3_5 ",\"linear_num_value_heads\":3}"), 1, "value heads of 3 too");
     is_int(lines_of("{" GEMMA4 ",\"global_head_dim\":-2}"), 1, "heads of -2 are one error");
     is_int(lines_of("{" LLAMA ",\"head_dim\":-2}"), 1, "also those of Llama");
+    is_int(lines_of("{" DEEPSEEK ",\"kv_lora_rank\":0}"), 1, "latents of 0 are one error");
+    is_int(lines_of("{" DEEPSEEK ",\"qk_rope_head_dim\":-1}"), 1, "a rope of -1 too");
+    is_int(lines_of("{" DEEPSEEK ",\"v_head_dim\":2000000000}"), 1, "huge values too");
     is_int(lines_of("{" GEMMA4 ",\"hidden_size_per_layer_input\":4,"
                     "\"vocab_size_per_layer_input\":\"x\"}"),
            1, "a number that is a text is one error");
@@ -541,6 +644,8 @@ int main(void)
     check_gemma4();
     check_qwen3_5();
     check_hybrids();
+    check_latent();
+    check_mistral4();
     check_lines();
     return tap_done();
 }
