@@ -4,7 +4,8 @@
  *
  *   normed -> mixer_in [n_heads][nope | rope]; with a q_rank by way of normed latents of queries
  *   normed -> latent_keys [kv_rank | rope] -> the pages
- *   mixer_in -> latent_queries [n_heads][kv_rank | rope] -> latent_heads [n_heads][kv_rank] -> mixed
+ *   mixer_in -> latent_queries [n_heads][kv_rank | rope]
+ *            -> latent_heads [n_heads][kv_rank] -> mixed
  *
  * Attention is the absorbed one in every step: a prompt's keys and values are never expanded, so a
  * query costs kv_rank + rope and kv_rank multiply-adds per key and head where the expanded form

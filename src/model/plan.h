@@ -181,9 +181,9 @@ bool plan_splits_head(const struct plan *p);
 /* Floats of a sequence's state; 0 of a layer with attention. */
 size_t plan_state_elems(const struct layer_plan *l);
 
-/* Elements of a token's row: input of a mixer (q, k and v, or of latent attention q; value and gate; q, k, v and z; z, x, B,
- * C and dt; b, c and x), output of a mixer (the heads; or the state), output of an FFN's first
- * product. */
+/* Elements of a token's row: input of a mixer (q, k and v, or of latent attention q; value and
+ * gate; q, k, v and z; z, x, B, C and dt; b, c and x), output of a mixer (the heads; or the state),
+ * output of an FFN's first product. */
 int plan_mixer_in(const struct layer_plan *l);
 int plan_mixer_out(const struct layer_plan *l);
 int plan_ffn_in(const struct layer_plan *l);

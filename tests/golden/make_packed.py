@@ -420,6 +420,67 @@ def make_delta(out):
     print("delta-fp8 seed", seed, "least gap", least, "rounded inputs", off)
 
 
+LATENT = dict(vocab_size=64, hidden_size=128, num_hidden_layers=2, num_attention_heads=4,
+              num_key_value_heads=4, intermediate_size=256, max_position_embeddings=512,
+              q_lora_rank=128, kv_lora_rank=128, qk_nope_head_dim=48, qk_rope_head_dim=16,
+              v_head_dim=32, n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=128,
+              n_shared_experts=1, n_group=1, topk_group=1, first_k_dense_replace=1,
+              num_nextn_predict_layers=0, bos_token_id=None, eos_token_id=None, pad_token_id=None)
+
+
+def make_latent(out):
+    """Latent attention and experts of DeepSeek V3 as released: all matrices in FP8 blocks, the last
+    of kv_a's and kv_b's incomplete."""
+    import transformers
+    folder = os.path.join(out, "model-latent-fp8")
+    for seed in range(1, 200):
+        rng = np.random.default_rng(seed)
+        torch.manual_seed(seed)
+        model = transformers.AutoModelForCausalLM.from_config(
+            transformers.AutoConfig.for_model("deepseek_v3", **LATENT),
+            experts_implementation="eager").float().eval()
+        tensors = {}
+
+        def add(key, shape):
+            packed, w = e4m3_block(noise(rng, *shape, 0.12))
+            tensors.update({key + "." + k: v for k, v in packed.items()})
+            return torch.from_numpy(np.ascontiguousarray(w, np.float32))
+
+        for key, p in model.named_parameters():
+            if p.dim() == 3:  # of each expert, gates and ups one below the other
+                stem, part = key.rsplit(".", 1)
+                parts = ["gate_proj", "up_proj"] if part == "gate_up_proj" else [part]
+                for e in range(p.shape[0]):
+                    rows = p.shape[1] // len(parts)
+                    p.data[e] = torch.cat([add("%s.%d.%s" % (stem, e, n), (rows, p.shape[2]))
+                                           for n in parts])
+                continue
+            if "_proj" in key:
+                p.data = add(key[:-len(".weight")], tuple(p.shape))
+                continue
+            mean = p.data.mean().round() if p.dim() == 1 else 0
+            p.data = (mean + (0.15 if p.dim() == 1 else 0.3) * torch.randn(p.shape)).bfloat16().float()
+            tensors[key] = p.data.bfloat16()
+        for key, p in model.named_buffers():
+            if key.endswith("e_score_correction_bias"):
+                p.data = (0.1 * torch.randn(p.shape)).bfloat16().float()
+                tensors[key] = p.data.float()
+        picks, cases = random.Random(seed), []
+        for n in (1, 7, 40):
+            cases.append(goldens.golden_case(torch, model, [picks.randrange(64) for _ in range(n)]))
+        least = min(min(c["gaps"]) for c in cases)
+        off = error_of_rounded_inputs(model, cases) if least >= goldens.GAP_MIN else 1.0
+        if off < 0.1:
+            break
+    config = model.config.to_dict()
+    config.update(architectures=["DeepseekV3ForCausalLM"], quantization_config={
+        "quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3",
+        "weight_block_size": [128, 128]})
+    write(folder, tensors, config)
+    goldens.write_cases(os.path.join(folder, "golden.bin"), 64, cases)
+    print("latent-fp8 seed", seed, "least gap", least, "rounded inputs", off)
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", default=os.path.join(os.path.dirname(os.path.abspath(__file__)),
@@ -430,6 +491,7 @@ def main():
     for name in MODELS:
         make_model(out, name)
     make_delta(out)
+    make_latent(out)
 
 
 if __name__ == "__main__":

@@ -438,6 +438,7 @@ static const struct {
     {"packed/model-ct-nvfp4", "24", 2.7e-02, ANY_DEVICE},
     {"packed/model-bnb-nf4", "24", 2.4e-02, ANY_DEVICE},
     {"packed/model-delta-fp8", "", 8.0e-02, ANY_DEVICE},
+    {"packed/model-latent-fp8", "24", 1.0e-01, CPU_ONLY},
     {"demo", "24", 0.0, ANY_DEVICE},
 };
 

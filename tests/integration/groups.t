@@ -25,11 +25,12 @@ KINDS = [("windows beside all tokens", lambda: twin.windows(48, (2, 5)), False),
          ("delta rule beside all tokens", lambda: twin.delta("ddfddf"), True),
          ("Mamba-2 beside all tokens", lambda: twin.mamba("mmfmmf"), True),
          ("Mamba-2 and all tokens in each layer", lambda: twin.mamba("bbbbbb"), True),
+         ("latents and experts", twin.latent, False),
          ("states, windows and all tokens", lambda: twin.states("rfwrwf"), True)]
 BLOCK = 16
 BOUNDED = {"a window in all layers": 12, "states alone": 6}  # pages that any length fits in
 SHORT = {"delta rule beside all tokens": 140, "Mamba-2 beside all tokens": 140,
-         "Mamba-2 and all tokens in each layer": 140}  # else 220
+         "Mamba-2 and all tokens in each layer": 140, "latents and experts": 120}  # else 220
 
 
 def say(s, ids, n=24):

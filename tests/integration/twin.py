@@ -261,3 +261,39 @@ def mamba(kinds="mmfmmf"):
         add("mamba.norm.weight", [256], 0.1, 1.0)
         add("mamba.out_proj.weight", [dim, 256], 0.06)
     return write_folder("mamba-%s" % kinds, config, tensors)
+
+
+@functools.lru_cache(maxsize=None)
+def latent():
+    """Latent attention of DeepSeek V3 in all layers, and experts behind the first. They are noise;
+    the rest is the demo model's."""
+    config = dict(read_config(), architectures=["DeepseekV3ForCausalLM"], model_type="deepseek_v3",
+                  q_lora_rank=40, kv_lora_rank=52, qk_nope_head_dim=20, qk_rope_head_dim=12,
+                  v_head_dim=18, n_routed_experts=8, num_experts_per_tok=2, n_group=4,
+                  topk_group=2, moe_intermediate_size=24, n_shared_experts=1,
+                  first_k_dense_replace=1)
+    dim, heads, draw = config["hidden_size"], config["num_attention_heads"], random.Random(1)
+    tensors = [(n, h["shape"], d) for n, h, d in read_weights()
+               if ".self_attn." not in n and (".mlp." not in n or ".0.mlp." in n)]
+    for i in range(config["num_hidden_layers"]):
+        def add(name, shape, deviation, mean=0.0, layer=i):
+            tensors.append(("model.layers.%d.%s.weight" % (layer, name), shape,
+                            noise(draw, shape, deviation, mean)))
+
+        add("self_attn.q_a_proj", [40, dim], 0.06)
+        add("self_attn.q_a_layernorm", [40], 0.1, 1.0)
+        add("self_attn.q_b_proj", [heads * 32, 40], 0.15)
+        add("self_attn.kv_a_proj_with_mqa", [64, dim], 0.06)
+        add("self_attn.kv_a_layernorm", [52], 0.1, 1.0)
+        add("self_attn.kv_b_proj", [heads * 38, 52], 0.15)
+        add("self_attn.o_proj", [dim, heads * 18], 0.06)
+        if i == 0:
+            continue
+        add("mlp.gate", [8, dim], 0.1)
+        tensors.append(("model.layers.%d.mlp.gate.e_score_correction_bias" % i, [8],
+                        noise(draw, [8], 0.1)))
+        for stem in ["mlp.experts.%d" % e for e in range(8)] + ["mlp.shared_experts"]:
+            for part in ("gate_proj", "up_proj"):
+                add("%s.%s" % (stem, part), [24, dim], 0.06)
+            add("%s.down_proj" % stem, [dim, 24], 0.06)
+    return write_folder("latent", config, tensors)
