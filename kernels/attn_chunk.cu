@@ -14,10 +14,13 @@
  * D is head_dim rounded up to the next size that was built; the elements between are zero. Heads
  * above 256 have two blocks, each with the values and the output of one part of the elements: both
  * compute all scores, from 32 keys at a time: 137 TFLOP/s of a prompt of 8192 in bf16, 73 in e4m3,
- * where heads of 256 have 619 in sm90_attn_chunk.cu. Source: the scheme of FlashAttention-2
+ * where heads of 256 have 619 in sm90_attn_chunk.cu. Latents (latent.h) are such heads, of 576
+ * elements and values of 512, with all query heads in one group; their decodes are tiles of one
+ * token, whose keys one block reads. Source: the scheme of FlashAttention-2
  * (arXiv:2307.08691). */
 #include "kernels/choice.h"
 #include "kernels/e4m3.cuh"
+#include "kernels/latent.h"
 #include "kernels/pages.cuh"
 
 #define WARPS   8
@@ -37,6 +40,7 @@ struct chunk_args {
     int n_heads;
     float scale, out_scale; /* factor of scores, of the output */
     int width;              /* elements of a row of qkv */
+    int value_dim;
 };
 
 /* Keys at a time; the parts of a head's values, and the elements of one. Accumulators of 256
@@ -44,7 +48,7 @@ struct chunk_args {
 template <int D> struct chunk_form {
     static constexpr int BLOCK = D > 128 ? 32 : 64; /* 64 of 256 would not fit into 99 KB */
     static constexpr int PARTS = D > 256 ? 2 : 1;
-    static constexpr int PART = D / PARTS;
+    static constexpr int PART = D > 512 ? 256 : D / PARTS; /* values of latents are narrower */
 
     /* The first element of this block's part. */
     static __device__ __forceinline__ int first()
@@ -88,13 +92,14 @@ static __device__ inline void chunk_copy16(bf16 *to, const k_bf16 *from)
         "l"(from));
 }
 
-/* Copy a row of head_dim elements into D of shared memory; from NULL: zeros. Eight threads per
- * row. */
+/* Copy a row of hd elements into D of shared memory; from NULL: zeros. Eight threads per row.
+ * is_whole: it is aligned, and of whole 16 bytes. */
 template <int D>
-static __device__ inline void chunk_copy_row(bf16 *to, const k_bf16 *from, int hd, int part)
+static __device__ inline void chunk_copy_row(bf16 *to, const k_bf16 *from, int hd, bool is_whole,
+                                             int part)
 {
     for (int d = part * 8; d < D; d += 64) {
-        if (from != NULL && hd % 8 == 0 && d < hd) {
+        if (from != NULL && is_whole && d < hd) {
             chunk_copy16(to + d, from + d);
             continue;
         }
@@ -106,10 +111,11 @@ static __device__ inline void chunk_copy_row(bf16 *to, const k_bf16 *from, int h
 
 /* Copy a row of e4m3, which has to be widened on the way. */
 template <int D>
-static __device__ inline void chunk_widen_row(bf16 *to, const uint8_t *from, int hd, int part)
+static __device__ inline void chunk_widen_row(bf16 *to, const uint8_t *from, int hd, bool is_whole,
+                                              int part)
 {
     for (int d = part * 8; d < D; d += 64) {
-        if (from != NULL && hd % 8 == 0 && d < hd) {
+        if (from != NULL && is_whole && d < hd) {
             *(uint4 *)(to + d) = widen_eight(*(const uint2 *)(from + d));
             continue;
         }
@@ -249,6 +255,8 @@ static __device__ inline void chunk_copy_block(bf16 *to, const chunk_args &a, co
                                                int kv_head, int base, int lowest, int last,
                                                size_t offset, int hd)
 {
+    bool is_whole = hd % 8 == 0 && a.kv.head_dim % 8 == 0;
+
     for (int row_idx = threadIdx.x / 8; row_idx < BLOCK; row_idx += WARPS * 4) {
         bool is_key = base + row_idx >= lowest && base + row_idx <= last;
         const k_bf16 *from =
@@ -256,12 +264,12 @@ static __device__ inline void chunk_copy_block(bf16 *to, const chunk_args &a, co
         bf16 *row = to + row_idx * (W + PAD);
 
         if (a.kv.type == K_BF16)
-            chunk_copy_row<W>(row, from, hd, threadIdx.x % 8);
+            chunk_copy_row<W>(row, from, hd, is_whole, threadIdx.x % 8);
         else /* its index in an array of bytes */
             chunk_widen_row<W>(row,
                                is_key ? (const uint8_t *)a.kv.pages + (from - (k_bf16 *)a.kv.pages)
                                       : (const uint8_t *)NULL,
-                               hd, threadIdx.x % 8);
+                               hd, is_whole, threadIdx.x % 8);
     }
     chunk_end_group();
 }
@@ -271,7 +279,7 @@ template <int D>
 static __device__ void chunk_write_rows(const chunk_state<D> &st, const chunk_args &a, int token0,
                                         int n_tokens, int kv_head)
 {
-    int group = a.n_heads / a.kv.n_kv_heads, hd = a.kv.head_dim, lane = threadIdx.x % 32;
+    int group = a.n_heads / a.kv.n_kv_heads, hd = a.value_dim, lane = threadIdx.x % 32;
 
 #pragma unroll
     for (int row_idx = 0; row_idx < 2; row_idx++) {
@@ -306,7 +314,8 @@ static __global__ void __launch_bounds__(WARPS * 32) attn_chunk_kernel(const chu
     extern __shared__ __align__(16) bf16 shared[];
     bf16 *queries = shared, *keys = queries + ROWS * (D + PAD), *values = keys + BLOCK * (D + PAD);
     int tile = blockIdx.x, kv_head = blockIdx.y, group = a.n_heads / a.kv.n_kv_heads;
-    int hd = a.kv.head_dim, seq = a.plan.tile_seqs[tile], start = a.plan.tile_starts[tile];
+    int hd = a.kv.head_dim, seq = a.plan.tile_seqs != NULL ? a.plan.tile_seqs[tile] : tile;
+    int start = a.plan.tile_starts != NULL ? a.plan.tile_starts[tile] : 0; /* NULL: decodes */
     int n_seq = a.t.seq_start[seq + 1] - a.t.seq_start[seq];
     int n_tokens = min(K_TILE_TOKENS(group), n_seq - start);
     int token0 = a.t.seq_start[seq] + start, pos0 = a.t.kv_len[seq] - n_seq + start;
@@ -319,12 +328,14 @@ static __global__ void __launch_bounds__(WARPS * 32) attn_chunk_kernel(const chu
     size_t values_at = value_elems(a.kv) + form::first();
     chunk_state<D> st;
 
+    if (a.t.kv_len[seq] == 0)
+        return;
     for (int row = threadIdx.x / 8; row < ROWS; row += WARPS * 4) {
         size_t head = kv_head * group + row % group;
         const k_bf16 *from = a.qkv + (size_t)(token0 + row / group) * a.width + head * hd;
 
         chunk_copy_row<D>(queries + row * (D + PAD), row / group < n_tokens ? from : NULL, hd,
-                          threadIdx.x % 8);
+                          hd % 8 == 0, threadIdx.x % 8);
     }
     for (int j = 0; j < form::PART / 8; j++)
         st.acc[j][0] = st.acc[j][1] = st.acc[j][2] = st.acc[j][3] = 0.0f;
@@ -336,7 +347,7 @@ static __global__ void __launch_bounds__(WARPS * 32) attn_chunk_kernel(const chu
         int limit[2] = {pos0 + row0 / group - base, pos0 + (row0 + 8) / group - base};
 
         chunk_copy_block<form::PART, BLOCK>(values, a, pages, kv_head, base, lowest, last,
-                                            values_at, hd - form::first());
+                                            values_at, a.value_dim - form::first());
         chunk_wait_groups<1>(); /* the keys */
         __syncthreads();
         chunk_score_block<D>(score, queries + warp * 16 * (D + PAD), keys);
@@ -359,12 +370,13 @@ template <int D> static int chunk_launch_dim(const chunk_args &a, k_stream strea
     using form = chunk_form<D>;
     size_t elems = (ROWS + form::BLOCK) * (D + PAD) + form::BLOCK * (form::PART + PAD);
     size_t smem = elems * sizeof(bf16);
+    int parts = (a.value_dim + form::PART - 1) / form::PART;
 
     if (cudaFuncSetAttribute(attn_chunk_kernel<D>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              (int)smem) != cudaSuccess)
         return -1;
-    return K_LAUNCH(attn_chunk_kernel<D>, dim3(a.plan.n_tiles, a.kv.n_kv_heads, form::PARTS),
-                    WARPS * 32, smem, stream, a);
+    return K_LAUNCH(attn_chunk_kernel<D>, dim3(a.plan.n_tiles, a.kv.n_kv_heads, parts), WARPS * 32,
+                    smem, stream, a);
 }
 
 /* The scales of e4m3 pages are applied to scores and to the output, not to each key and value. */
@@ -373,8 +385,16 @@ int k_attn_chunk_plain(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv,
                        float scale, k_stream stream)
 {
     int hd = kv->head_dim;
-    chunk_args args = {
-        out, qkv, *kv, *t, *plan, n_heads, scale, 1.0f, k_qkv_heads(kv, n_heads) * hd};
+    chunk_args args = {out,
+                       qkv,
+                       *kv,
+                       *t,
+                       *plan,
+                       n_heads,
+                       scale,
+                       1.0f,
+                       k_qkv_heads(kv, n_heads) * hd,
+                       kv->value_dim > 0 ? kv->value_dim : hd};
 
     if (kv->type == K_E4M3) {
         args.scale *= kv->k_scale;
@@ -392,5 +412,26 @@ int k_attn_chunk_plain(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv,
         return chunk_launch_dim<128>(args, stream);
     if (hd <= 256)
         return chunk_launch_dim<256>(args, stream);
-    return chunk_launch_dim<512>(args, stream);
+    if (hd <= 512)
+        return chunk_launch_dim<512>(args, stream);
+    return chunk_launch_dim<K_LATENT_RANK_MAX + K_LATENT_ROPE_MAX>(args, stream);
+}
+
+/* Decodes are tiles of one token, and write other rows of out than chunks of prompts. */
+int k_attn_latents(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv, const struct k_tokens *t,
+                   const struct k_attn_plan *plan, int n_heads, float scale, k_stream stream)
+{
+    struct k_attn_plan decodes = *plan;
+    int rc = 0;
+
+    if (n_heads > K_LATENT_HEADS_MAX)
+        return -1;
+    decodes.tile_seqs = plan->decode_seqs;
+    decodes.tile_starts = NULL;
+    decodes.n_tiles = plan->n_decodes;
+    if (plan->n_decodes > 0)
+        rc = k_attn_chunk_plain(out, qkv, kv, t, &decodes, n_heads, scale, stream);
+    if (rc == 0 && plan->n_tiles > 0)
+        rc = k_attn_chunk_plain(out, qkv, kv, t, plan, n_heads, scale, stream);
+    return rc;
 }

@@ -258,6 +258,8 @@ int k_attn(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv, const struct k
 {
     int rc = 0;
 
+    if (kv->value_dim > 0)
+        return k_attn_latents(out, qkv, kv, t, plan, n_heads, scale, stream);
     if (plan->n_decodes > 0)
         rc = k_attn_decode(out, qkv, kv, t, plan, n_heads, scale, stream);
     if (rc == 0 && plan->n_tiles > 0)

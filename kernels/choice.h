@@ -41,6 +41,9 @@ int k_attn_chunk_takes_sm90(const struct k_kv *kv, const k_bf16 *qkv, int n_head
 int k_attn_chunk_sm90(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv,
                       const struct k_tokens *t, const struct k_attn_plan *plan, int n_heads,
                       float scale, k_stream stream);
+/* Of latents: decodes, too. */
+int k_attn_latents(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv, const struct k_tokens *t,
+                   const struct k_attn_plan *plan, int n_heads, float scale, k_stream stream);
 int k_attn_chunk_plain(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv,
                        const struct k_tokens *t, const struct k_attn_plan *plan, int n_heads,
                        float scale, k_stream stream);

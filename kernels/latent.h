@@ -23,8 +23,9 @@
 extern "C" {
 #endif
 
-#define K_LATENT_RANK_MAX 512
-#define K_LATENT_ROPE_MAX 64
+#define K_LATENT_RANK_MAX  512
+#define K_LATENT_ROPE_MAX  64
+#define K_LATENT_HEADS_MAX 128 /* of k_attn(): the rows of a tile */
 
 /* The sizes of a layer, or of a rank's part of it, which has some of the heads. */
 struct k_latent_shape {
@@ -61,17 +62,24 @@ void ref_latent_rotate(float *out, const float *x, const float *turns, int rope_
                        bool interleaved);
 
 /* Write the rows of a step's tokens to their pages, from in [n_tokens][kv_rank + rope_dim]: c, k.
- * Tokens of sequences of kv_len 0 are skipped. The reference does tokens first .. last - 1. */
+ * Tokens of sequences of kv_len 0 are skipped. The reference does tokens first .. last - 1. The
+ * launcher takes pages of bf16. */
 void ref_latent_keys(const float *in, const struct k_latent *l, const struct k_kv *kv,
                      const struct k_tokens *t, int first, int last);
+int k_latent_keys(const k_bf16 *in, const struct k_latent *l, const struct k_kv *kv,
+                  const struct k_tokens *t, k_stream stream);
 
 /* out [n_tokens][n_heads][kv_rank + rope_dim] = absorbed queries of in [n_tokens][n_heads][nope_dim
  * + rope_dim]. The reference does one pair of token and head, with sums in float32. */
 void ref_latent_queries(float *out, const float *in, const struct k_latent *l,
                         const struct k_tokens *t, int token, int head);
+int k_latent_queries(k_bf16 *out, const k_bf16 *in, const struct k_latent *l,
+                     const struct k_tokens *t, k_stream stream);
 
 /* out [n_tokens][n_heads][v_dim] = values of in [n_tokens][n_heads][kv_rank], likewise. */
 void ref_latent_values(float *out, const float *in, const struct k_latent *l, int token, int head);
+int k_latent_values(k_bf16 *out, const k_bf16 *in, const struct k_latent *l,
+                    const struct k_tokens *t, k_stream stream);
 
 #ifdef __cplusplus
 }

@@ -29,8 +29,11 @@ static __device__ inline k_bf16 *key_row(const struct k_kv &kv, const int32_t *p
     return (k_bf16 *)kv.pages + key_elem(kv, pages, pos, kv_head);
 }
 
+/* A latent's value begins it. */
 static __device__ inline size_t value_elems(const struct k_kv &kv)
 {
+    if (kv.value_dim > 0)
+        return 0;
     return (size_t)kv.n_kv_heads * kv.page_tokens * kv.head_dim;
 }
 

@@ -356,8 +356,7 @@ struct device_ops {
                        const struct k_state *state, const struct k_matrix *to);
     /* Latent attention of all tokens of the step (kernels/latent.h): rows [n_tokens][kv_rank +
      * rope_dim] to the pages, queries for attn(), values of its results. Its kv has value_dim, and
-     * out of attn() as many elements of each head. NULL where the kind has none; then all three
-     * are. */
+     * out of attn() as many elements of each head. */
     void (*latent_keys)(struct device *d, const void *in, const struct k_latent *l,
                         const struct k_kv *kv);
     void (*latent_queries)(struct device *d, void *out, const void *in, const struct k_latent *l);

@@ -473,8 +473,8 @@ static bool cuda_find_schedule(struct cuda *c, const struct k_kv *kv, int n_head
     return is_filled;
 }
 
-/* Point c->plan at the tiles of chunks for layers with so many query heads per kv head. */
-static void cuda_find_tiles(struct cuda *c, int group)
+/* One list per size of a group. */
+void cuda_find_tiles(struct cuda *c, int group)
 {
     int i = 0;
 
@@ -812,6 +812,9 @@ static const struct device_ops cuda_ops = {
     .layer_embeds = layers_layer_embeds,
     .place = layers_place,
     .grow = layers_grow,
+    .latent_keys = layers_latent_keys,
+    .latent_queries = layers_latent_queries,
+    .latent_values = layers_latent_values,
     .scale = layers_scale,
     .add = layers_add,
     .add_within = layers_add_within,

@@ -150,3 +150,28 @@ void layers_soften(struct device *d, float *logits, const struct k_softening *ho
 
     cuda_keep(gpu, k_soften(logits, how, n, d->limits.n_vocab, gpu->stream), "soften");
 }
+
+/* Attention that follows reads the lists of tiles, which no rotary step has chosen. */
+void layers_latent_keys(struct device *d, const void *in, const struct k_latent *l,
+                        const struct k_kv *kv)
+{
+    struct cuda *gpu = cuda_of(d);
+    const struct k_tokens tokens = k_tokens_of(&gpu->tokens, kv->group);
+
+    cuda_find_tiles(gpu, l->shape.n_heads);
+    cuda_keep(gpu, k_latent_keys(in, l, kv, &tokens, gpu->stream), "latent_keys");
+}
+
+void layers_latent_queries(struct device *d, void *out, const void *in, const struct k_latent *l)
+{
+    struct cuda *gpu = cuda_of(d);
+
+    cuda_keep(gpu, k_latent_queries(out, in, l, &gpu->tokens, gpu->stream), "latent_queries");
+}
+
+void layers_latent_values(struct device *d, void *out, const void *in, const struct k_latent *l)
+{
+    struct cuda *gpu = cuda_of(d);
+
+    cuda_keep(gpu, k_latent_values(out, in, l, &gpu->tokens, gpu->stream), "latent_values");
+}

@@ -198,6 +198,8 @@ static inline bool cuda_samples(const struct cuda *c)
 
 /* --- device_cuda.c --- */
 void cuda_quantise(struct device *d, struct device_rows *rows, int n, const struct k_matrix *to);
+/* Point c->plan at the tiles of chunks for layers with so many query heads per kv head. */
+void cuda_find_tiles(struct cuda *c, int group);
 
 /* --- layers_cuda.c --- */
 void layers_activate(struct device *d, void *out, const void *in, enum k_activation kind, int width,
@@ -216,6 +218,10 @@ void layers_gate_by(struct device *d, struct device_rows *out, const void *in,
                     const struct k_factor *by, enum k_activation kind, int n,
                     const struct k_matrix *to);
 void layers_layer_embeds(struct device *d, void *x, const struct k_layer_embeds *e);
+void layers_latent_keys(struct device *d, const void *in, const struct k_latent *l,
+                        const struct k_kv *kv);
+void layers_latent_queries(struct device *d, void *out, const void *in, const struct k_latent *l);
+void layers_latent_values(struct device *d, void *out, const void *in, const struct k_latent *l);
 void layers_grow(struct device *d, void *x, int stride, int width, const struct k_growth *g);
 void layers_place(struct device *d, float *x, float scale, const void *positions, int first);
 void layers_scale(struct device *d, void *x, int stride, int width, float by, int n);

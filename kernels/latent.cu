@@ -1,0 +1,195 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Latent attention before and behind attention itself, on every GPU (latent.h).
+ *
+ *   keys      a block per token: norm, rotation, its row in the page. Bound by launches
+ *   queries   a block per head and TOKENS tokens: a thread has two columns of up_k, for all of the
+ *             tokens, whose queries lie in shared memory
+ *   values    likewise: a warp has some rows of up_v, its lanes the columns, and sums go over them
+ *
+ * Products are float32 without tensor cores, so that they are plain: a matrix [nope][kv_rank] of a
+ * head is read once for TOKENS tokens. */
+#include "kernels/latent.h"
+#include "kernels/pages.cuh"
+
+#define THREADS 256
+#define TOKENS  16 /* of a block */
+
+struct latent_args {
+    k_bf16 *out;
+    const k_bf16 *in;
+    struct k_latent l;
+    struct k_kv kv;
+    struct k_tokens t;
+};
+
+/* The pair i of rope_dim elements, turned. */
+static __device__ inline void latent_turn(k_bf16 *to, const k_bf16 *from, const latent_args &a,
+                                          int pos, int i)
+{
+    int half = a.l.shape.rope_dim / 2;
+    int low = a.l.interleaved ? 2 * i : i, high = a.l.interleaved ? 2 * i + 1 : i + half;
+    float2 turn = ((const float2 *)a.l.turns)[(size_t)pos * half + i];
+    float x = load_bf16(from + low), y = load_bf16(from + high);
+
+    store_bf16(to + low, turn_lower(x, y, turn));
+    store_bf16(to + high, turn_upper(y, x, turn));
+}
+
+static __global__ void __launch_bounds__(THREADS) latent_keys_kernel(const latent_args a)
+{
+    __shared__ float sums[33];
+    int token = blockIdx.x, seq = a.t.seq[token], pos = a.t.pos[token];
+    int rank = a.l.shape.kv_rank, width = k_latent_row(&a.l.shape);
+    const k_bf16 *from = a.in + (size_t)token * width;
+    float square = 0.0f, inverse;
+    k_bf16 *row;
+
+    if (a.t.kv_len[seq] == 0)
+        return;
+    row = key_row(a.kv, a.t.page_ids + (size_t)seq * a.t.pages_max, pos, 0);
+    for (int j = threadIdx.x; j < rank; j += THREADS) {
+        float x = load_bf16(from + j);
+
+        square = __fmaf_rn(x, x, square);
+    }
+    inverse = head_inverse(block_sum(square, sums), 1.0f / rank, a.l.eps);
+    for (int j = threadIdx.x; j < rank; j += THREADS)
+        store_bf16(row + j,
+                   normed(load_bf16(from + j), inverse, load_bf16((const k_bf16 *)a.l.norm + j)));
+    if ((int)threadIdx.x < a.l.shape.rope_dim / 2)
+        latent_turn(row + rank, from + rank, a, pos, threadIdx.x);
+}
+
+/* A head's matrix, from row `first` on. */
+static __device__ inline const k_bf16 *latent_up(const latent_args &a, int head, int first)
+{
+    const k_latent_shape &s = a.l.shape;
+
+    return (const k_bf16 *)a.l.up +
+           ((size_t)head * (s.nope_dim + s.v_dim) + first) * (size_t)s.kv_rank;
+}
+
+/* The first `width` elements of a head of the block's tokens, [TOKENS][width]; zeros behind the
+ * last token. stride: of a head in a row of in. */
+static __device__ inline void latent_load(float *to, const latent_args &a, int width, int stride)
+{
+    int first = blockIdx.y * TOKENS, head = blockIdx.x;
+
+    for (int i = threadIdx.x; i < TOKENS * width; i += THREADS) {
+        int token = first + i / width;
+        size_t at = ((size_t)token * a.l.shape.n_heads + head) * stride + i % width;
+
+        to[i] = token < a.t.n_tokens ? load_bf16(a.in + at) : 0.0f;
+    }
+    __syncthreads();
+}
+
+static __global__ void __launch_bounds__(THREADS) latent_queries_kernel(const latent_args a)
+{
+    extern __shared__ float queries[];
+    const k_latent_shape &s = a.l.shape;
+    int head = blockIdx.x, first = blockIdx.y * TOKENS, j = threadIdx.x * 2;
+    int n = min(TOKENS, a.t.n_tokens - first), width = k_latent_row(&s), query = k_latent_query(&s);
+    const k_bf16 *up = latent_up(a, head, 0) + j;
+    float low[TOKENS], high[TOKENS];
+
+    latent_load(queries, a, s.nope_dim, query);
+#pragma unroll
+    for (int t = 0; t < TOKENS; t++)
+        low[t] = high[t] = 0.0f;
+    for (int d = 0; d < s.nope_dim && j < s.kv_rank; d++) {
+        uint32_t two = *(const uint32_t *)(up + (size_t)d * s.kv_rank);
+
+#pragma unroll
+        for (int t = 0; t < TOKENS; t++) {
+            low[t] = __fmaf_rn(queries[t * s.nope_dim + d], low_half(two), low[t]);
+            high[t] = __fmaf_rn(queries[t * s.nope_dim + d], high_half(two), high[t]);
+        }
+    }
+#pragma unroll
+    for (int t = 0; t < TOKENS; t++) {
+        k_bf16 *to = a.out + ((size_t)(first + t) * s.n_heads + head) * width;
+
+        if (t < n && j < s.kv_rank)
+            *(uint32_t *)(to + j) = pack_bf16(low[t], high[t]);
+    }
+    for (int i = threadIdx.x; i < n * (s.rope_dim / 2); i += THREADS) {
+        int token = first + i / (s.rope_dim / 2);
+        size_t at = (size_t)token * s.n_heads + head;
+
+        latent_turn(a.out + at * width + s.kv_rank, a.in + at * query + s.nope_dim, a,
+                    a.t.pos[token], i % (s.rope_dim / 2));
+    }
+}
+
+static __global__ void __launch_bounds__(THREADS) latent_values_kernel(const latent_args a)
+{
+    extern __shared__ float rows[];
+    const k_latent_shape &s = a.l.shape;
+    int head = blockIdx.x, first = blockIdx.y * TOKENS, lane = threadIdx.x % 32;
+    int n = min(TOKENS, a.t.n_tokens - first);
+
+    latent_load(rows, a, s.kv_rank, s.kv_rank);
+    for (int d = threadIdx.x / 32; d < s.v_dim; d += THREADS / 32) {
+        const k_bf16 *up = latent_up(a, head, s.nope_dim + d);
+        float sum[TOKENS];
+
+#pragma unroll
+        for (int t = 0; t < TOKENS; t++)
+            sum[t] = 0.0f;
+        for (int j = lane * 2; j < s.kv_rank; j += 64) {
+            uint32_t two = *(const uint32_t *)(up + j);
+
+#pragma unroll
+            for (int t = 0; t < TOKENS; t++) {
+                sum[t] = __fmaf_rn(rows[t * s.kv_rank + j], low_half(two), sum[t]);
+                sum[t] = __fmaf_rn(rows[t * s.kv_rank + j + 1], high_half(two), sum[t]);
+            }
+        }
+#pragma unroll
+        for (int t = 0; t < TOKENS; t++) {
+            for (int i = 16; i > 0; i /= 2)
+                sum[t] += __shfl_xor_sync(~0U, sum[t], i);
+            if (lane == 0 && t < n)
+                store_bf16(a.out + ((size_t)(first + t) * s.n_heads + head) * s.v_dim + d, sum[t]);
+        }
+    }
+}
+
+static_assert(K_LATENT_RANK_MAX <= 2 * THREADS, "a thread has two columns");
+static_assert(TOKENS * K_LATENT_RANK_MAX * 4 <= 48 * 1024, "shared memory without asking");
+static_assert(TOKENS * K_HEAD_DIM_MAX * 4 <= 48 * 1024, "likewise");
+
+int k_latent_keys(const k_bf16 *in, const struct k_latent *l, const struct k_kv *kv,
+                  const struct k_tokens *t, k_stream stream)
+{
+    const latent_args args = {NULL, in, *l, *kv, *t};
+
+    if (kv->type != K_BF16)
+        return -1;
+    return K_LAUNCH(latent_keys_kernel, t->n_tokens, THREADS, 0, stream, args);
+}
+
+static dim3 latent_grid(const struct k_latent *l, const struct k_tokens *t)
+{
+    return dim3(l->shape.n_heads, (t->n_tokens + TOKENS - 1) / TOKENS);
+}
+
+int k_latent_queries(k_bf16 *out, const k_bf16 *in, const struct k_latent *l,
+                     const struct k_tokens *t, k_stream stream)
+{
+    const latent_args args = {out, in, *l, {}, *t};
+    size_t smem = (size_t)TOKENS * l->shape.nope_dim * sizeof(float);
+
+    return K_LAUNCH(latent_queries_kernel, latent_grid(l, t), THREADS, smem, stream, args);
+}
+
+int k_latent_values(k_bf16 *out, const k_bf16 *in, const struct k_latent *l,
+                    const struct k_tokens *t, k_stream stream)
+{
+    const latent_args args = {out, in, *l, {}, *t};
+    size_t smem = (size_t)TOKENS * l->shape.kv_rank * sizeof(float);
+
+    return K_LAUNCH(latent_values_kernel, latent_grid(l, t), THREADS, smem, stream, args);
+}

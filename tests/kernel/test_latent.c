@@ -1,0 +1,244 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Latent attention against its references: rows in the pages, absorbed queries, attention whose
+ * values begin its keys, and values; sizes of released models and odd ones, pairs of both kinds,
+ * padding sequences, decodes and chunks. Results are rounded to bfloat16 once by each operation. */
+#include "kernels/latent.h"
+#include "tests/kernel/gpu.h"
+
+#define SEQS    5
+#define TOKENS  150
+#define COLUMNS 70 /* of a row of the table */
+#define PAGES   (SEQS * COLUMNS + 1)
+#define PAGE    16
+#define BEFORE  8 /* elements before the layer's in a page */
+
+static const struct {
+    struct k_latent_shape shape; /* of a rank */
+    bool interleaved;
+} shapes[] = {{{16, 0, 512, 128, 64, 128}, true},  {{128, 0, 512, 128, 64, 128}, true},
+              {{20, 0, 512, 192, 64, 256}, false}, {{32, 0, 256, 64, 64, 128}, true},
+              {{3, 0, 20, 9, 8, 5}, true},         {{5, 0, 26, 15, 6, 21}, false},
+              {{1, 0, 512, 512, 2, 512}, true}};
+
+/* A padding sequence, one that begins, decodes, chunks. */
+static const struct {
+    int32_t starts[SEQS + 1], lens[SEQS];
+} steps[] = {{{0, 1, 8, 9, 10, 43}, {0, 7, 1, 90, 60}},
+             {{0, 1, 2, 3, 4, 5}, {0, 1, 2, 33, 900}},
+             {{0, 70, 72, 135, 148, 150}, {70, 3, 64, 1000, 2}}};
+
+/* Host and device copies of one case. */
+struct latent_case {
+    int n_tokens, row;
+    struct k_latent host, dev;
+    struct k_kv kv, dkv;
+    struct k_tokens t, dt;
+    struct k_attn_plan plan;
+    float *pages;
+    size_t n_pages;
+    int32_t table[SEQS * COLUMNS], seq[TOKENS], pos[TOKENS];
+    int32_t tile_seqs[TOKENS], tile_starts[TOKENS], decode_seqs[SEQS];
+};
+
+static float unwritten(void)
+{
+    return gpu_widen(0xabab);
+}
+
+static void make_weights(struct latent_case *c, int i)
+{
+    const struct k_latent_shape *s = &shapes[i].shape;
+    size_t n_up = (size_t)s->n_heads * (size_t)(s->nope_dim + s->v_dim) * (size_t)s->kv_rank;
+    size_t n_turns = 1024 * (size_t)s->rope_dim;
+    float *norm = gpu_random((size_t)s->kv_rank, 1.0f), *turns = malloc(n_turns * sizeof *turns);
+    float *up = gpu_random(n_up, 2.0f / sqrtf((float)s->kv_rank));
+
+    for (size_t k = 0; k < n_turns; k += 2) {
+        float angle = (float)(k / (size_t)s->rope_dim) *
+                      powf(10.0f, -(float)(k % (size_t)s->rope_dim) / 16.0f);
+
+        turns[k] = cosf(angle);
+        turns[k + 1] = sinf(angle);
+    }
+    c->host = (struct k_latent){.shape = *s,
+                                .norm = norm,
+                                .up = up,
+                                .turns = turns,
+                                .interleaved = shapes[i].interleaved,
+                                .eps = 1e-6f};
+    c->dev = c->host;
+    c->dev.norm = gpu_bf16(norm, (size_t)s->kv_rank);
+    c->dev.up = gpu_bf16(up, n_up);
+    c->dev.turns = gpu_array(turns, n_turns * sizeof *turns);
+    c->row = k_latent_row(s);
+}
+
+/* Pages with rows of earlier tokens. */
+static void make_pages(struct latent_case *c)
+{
+    size_t elems = BEFORE + (size_t)PAGE * (size_t)c->row;
+
+    c->n_pages = PAGES * elems;
+    c->pages = gpu_random(c->n_pages, 1.0f);
+    c->kv = (struct k_kv){.pages = c->pages,
+                          .page_elems = elems,
+                          .layer_elems = BEFORE,
+                          .n_kv_heads = 1,
+                          .head_dim = c->row,
+                          .value_dim = c->host.shape.kv_rank,
+                          .page_tokens = PAGE,
+                          .type = K_BF16,
+                          .k_scale = 1.0f,
+                          .v_scale = 1.0f,
+                          .is_shared = true};
+    c->dkv = c->kv;
+    c->dkv.pages = gpu_bf16(c->pages, c->n_pages);
+}
+
+static void make_tokens(struct latent_case *c, int step)
+{
+    const int32_t *starts = steps[step].starts, *lens = steps[step].lens;
+
+    c->n_tokens = starts[SEQS];
+    for (int s = 0; s < SEQS; s++) {
+        for (int i = starts[s]; i < starts[s + 1]; i++) {
+            c->seq[i] = s;
+            c->pos[i] = lens[s] == 0 ? 0 : lens[s] - starts[s + 1] + i;
+        }
+    }
+    for (int k = 0; k < SEQS * COLUMNS; k++)
+        c->table[k] = (int32_t)(k * 7 % PAGES);
+    c->t = (struct k_tokens){.seq = c->seq,
+                             .pos = c->pos,
+                             .seq_start = starts,
+                             .kv_len = lens,
+                             .page_ids = c->table,
+                             .n_tokens = starts[SEQS],
+                             .n_seqs = SEQS,
+                             .pages_max = COLUMNS};
+    c->dt = c->t;
+    c->dt.seq = gpu_array(c->seq, sizeof c->seq);
+    c->dt.pos = gpu_array(c->pos, sizeof c->pos);
+    c->dt.seq_start = gpu_array(starts, sizeof steps[step].starts);
+    c->dt.kv_len = gpu_array(lens, sizeof steps[step].lens);
+    c->dt.page_ids = gpu_array(c->table, sizeof c->table);
+}
+
+static void make_plan(struct latent_case *c)
+{
+    k_attn_tiles(c->tile_seqs, c->tile_starts, &c->plan, &c->t, c->host.shape.n_heads);
+    for (int s = 0; s < SEQS; s++) {
+        if (c->t.seq_start[s + 1] - c->t.seq_start[s] == 1)
+            c->decode_seqs[c->plan.n_decodes++] = s;
+    }
+    c->plan.tile_seqs = gpu_array(c->tile_seqs, sizeof c->tile_seqs);
+    c->plan.tile_starts = gpu_array(c->tile_starts, sizeof c->tile_starts);
+    c->plan.decode_seqs = gpu_array(c->decode_seqs, sizeof c->decode_seqs);
+}
+
+static void check_keys(struct latent_case *c)
+{
+    size_t n = (size_t)c->n_tokens * (size_t)c->row;
+    float *in = gpu_random(n, 2.0f), *got;
+
+    gpu_must(k_latent_keys(gpu_bf16(in, n), &c->dev, &c->dkv, &c->dt, device_cuda_stream(gpu)));
+    ref_latent_keys(in, &c->host, &c->kv, &c->t, 0, c->n_tokens);
+    got = gpu_floats(c->dkv.pages, c->n_pages);
+    gpu_compare(got, c->pages, c->n_pages, 5e-6, 4.1e-3, "rows in the pages");
+    memcpy(c->pages, got, c->n_pages * sizeof *got); /* attention reads what is there */
+    free(in), free(got);
+}
+
+/* Absorbed queries, which attention then reads as the kernel has rounded them. */
+static k_bf16 *check_queries(struct latent_case *c, float **queries)
+{
+    const struct k_latent_shape *s = &c->host.shape;
+    size_t n = (size_t)c->n_tokens * (size_t)(s->n_heads * k_latent_query(s));
+    size_t n_out = (size_t)c->n_tokens * (size_t)(s->n_heads * c->row);
+    float *in = gpu_random(n, 1.0f), *want = malloc(n_out * sizeof *want);
+    k_bf16 *out = gpu_array(NULL, n_out * 2);
+
+    gpu_must(k_latent_queries(out, gpu_bf16(in, n), &c->dev, &c->dt, device_cuda_stream(gpu)));
+    for (int token = 0; token < c->n_tokens; token++) {
+        for (int head = 0; head < s->n_heads; head++)
+            ref_latent_queries(want, in, &c->host, &c->t, token, head);
+    }
+    *queries = gpu_floats(out, n_out);
+    gpu_compare(*queries, want, n_out, 5e-6, 4.1e-3, "absorbed queries");
+    free(in), free(want);
+    return out;
+}
+
+static void check_attention(struct latent_case *c, const k_bf16 *queries, const float *host_queries)
+{
+    const struct k_latent_shape *s = &c->host.shape;
+    size_t n = (size_t)c->n_tokens * (size_t)(s->n_heads * s->kv_rank);
+    float *want = malloc(n * sizeof *want), *got, scratch[1024];
+    float scale = 1.0f / sqrtf((float)k_latent_query(s));
+    k_bf16 *out = gpu_array(NULL, n * 2);
+
+    for (size_t k = 0; k < n; k++)
+        want[k] = unwritten();
+    gpu_must(k_attn(out, queries, &c->dkv, &c->dt, &c->plan, s->n_heads, scale,
+                    device_cuda_stream(gpu)));
+    for (int token = 0; token < c->n_tokens; token++) {
+        if (c->t.kv_len[c->seq[token]] > 0)
+            ref_attn(want, host_queries, &c->kv, &c->t, s->n_heads, scale, token, 0, scratch);
+    }
+    got = gpu_floats(out, n);
+    gpu_compare(got, want, n, 3e-5, 1e-2, "attention");
+    free(want), free(got);
+}
+
+static void check_values(struct latent_case *c)
+{
+    const struct k_latent_shape *s = &c->host.shape;
+    size_t n = (size_t)c->n_tokens * (size_t)(s->n_heads * s->kv_rank);
+    size_t n_out = (size_t)c->n_tokens * (size_t)(s->n_heads * s->v_dim);
+    float *in = gpu_random(n, 1.0f), *want = malloc(n_out * sizeof *want), *got;
+    k_bf16 *out = gpu_array(NULL, n_out * 2);
+
+    gpu_must(k_latent_values(out, gpu_bf16(in, n), &c->dev, &c->dt, device_cuda_stream(gpu)));
+    for (int token = 0; token < c->n_tokens; token++) {
+        for (int head = 0; head < s->n_heads; head++)
+            ref_latent_values(want, in, &c->host, token, head);
+    }
+    got = gpu_floats(out, n_out);
+    gpu_compare(got, want, n_out, 5e-6, 4.1e-3, "values");
+    free(in), free(want), free(got);
+}
+
+static void check(int i, int step)
+{
+    struct latent_case *c = calloc(1, sizeof *c);
+    float *host_queries;
+    k_bf16 *queries;
+
+    make_weights(c, i);
+    make_pages(c);
+    make_tokens(c, step);
+    make_plan(c);
+    printf("# %d heads of %d on latents of %d\n", c->host.shape.n_heads,
+           k_latent_query(&c->host.shape), c->row);
+    check_keys(c);
+    queries = check_queries(c, &host_queries);
+    /* The portable kernels take no rows above 256. */
+    if (c->row <= K_HEAD_DIM_PORTABLE || !k_is_portable())
+        check_attention(c, queries, host_queries);
+    check_values(c);
+    free(c->pages), free(host_queries), free(c);
+}
+
+int main(void)
+{
+    gpu_open();
+    for (size_t step = 0; step < sizeof steps / sizeof steps[0]; step++) {
+        for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+            if (gpu_has_turn())
+                check((int)i, (int)step);
+        }
+    }
+    device_close(gpu);
+    return tap_done();
+}
