@@ -18,6 +18,7 @@
  * elements and values of 512, with all query heads in one group; their decodes are tiles of one
  * token, whose keys one block reads. Source: the scheme of FlashAttention-2
  * (arXiv:2307.08691). */
+#include "kernels/attn_chunk.cuh"
 #include "kernels/choice.h"
 #include "kernels/e4m3.cuh"
 #include "kernels/latent.h"
@@ -57,41 +58,6 @@ template <int D> struct chunk_form {
     }
 };
 
-/* Four 8 x 8 matrices from shared memory, in the layout of a left operand. */
-static __device__ inline void chunk_load_matrices(uint32_t r[4], const bf16 *p)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"((uint32_t)__cvta_generic_to_shared(p)));
-}
-
-/* Four matrices, each transposed: values are the right operand of the second product, and have a
- * key per row. */
-static __device__ inline void chunk_load_matrices_turned(uint32_t r[4], const bf16 *p)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"((uint32_t)__cvta_generic_to_shared(p)));
-}
-
-/* c [16][8] += a [16][16] * b [16][8] */
-static __device__ inline void chunk_multiply(float c[4], const uint32_t a[4], uint32_t b0,
-                                             uint32_t b1)
-{
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-/* 16 bytes without a detour through registers, and not through the L1 cache. */
-static __device__ inline void chunk_copy16(bf16 *to, const k_bf16 *from)
-{
-    asm volatile(
-        "cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((uint32_t)__cvta_generic_to_shared(to)),
-        "l"(from));
-}
-
 /* Copy a row of hd elements into D of shared memory; from NULL: zeros. Eight threads per row.
  * is_whole: it is aligned, and of whole 16 bytes. */
 template <int D>
@@ -123,17 +89,6 @@ static __device__ inline void chunk_widen_row(bf16 *to, const uint8_t *from, int
             *(uint32_t *)(to + elem) =
                 from != NULL && elem < hd ? widen_two(*(const uint16_t *)(from + elem)) : 0U;
     }
-}
-
-/* Close a group of copies; chunk_wait_groups() waits for groups in order. */
-static __device__ inline void chunk_end_group(void)
-{
-    asm volatile("cp.async.commit_group;");
-}
-
-template <int LEFT> static __device__ inline void chunk_wait_groups(void)
-{
-    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
 }
 
 /* The part of a warp's 16 rows that one thread has: rows lane / 4 and lane / 4 + 8. */
@@ -311,8 +266,9 @@ static __global__ void __launch_bounds__(WARPS * 32) attn_chunk_kernel(const chu
 {
     using form = chunk_form<D>;
     constexpr int BLOCK = form::BLOCK;
-    extern __shared__ __align__(16) bf16 shared[];
-    bf16 *queries = shared, *keys = queries + ROWS * (D + PAD), *values = keys + BLOCK * (D + PAD);
+    extern __shared__ __align__(16) char shared[];
+    bf16 *queries = (bf16 *)shared, *keys = queries + ROWS * (D + PAD),
+         *values = keys + BLOCK * (D + PAD);
     int tile = blockIdx.x, kv_head = blockIdx.y, group = a.n_heads / a.kv.n_kv_heads;
     int hd = a.kv.head_dim, seq = a.plan.tile_seqs != NULL ? a.plan.tile_seqs[tile] : tile;
     int start = a.plan.tile_starts != NULL ? a.plan.tile_starts[tile] : 0; /* NULL: decodes */

@@ -38,7 +38,7 @@ static __device__ inline void latent_turn(k_bf16 *to, const k_bf16 *from, const 
 
 static __global__ void __launch_bounds__(THREADS) latent_keys_kernel(const latent_args a)
 {
-    __shared__ float sums[33];
+    extern __shared__ __align__(16) char shared[];
     int token = blockIdx.x, seq = a.t.seq[token], pos = a.t.pos[token];
     int rank = a.l.shape.kv_rank, width = k_latent_row(&a.l.shape);
     const k_bf16 *from = a.in + (size_t)token * width;
@@ -53,7 +53,7 @@ static __global__ void __launch_bounds__(THREADS) latent_keys_kernel(const laten
 
         square = __fmaf_rn(x, x, square);
     }
-    inverse = head_inverse(block_sum(square, sums), 1.0f / rank, a.l.eps);
+    inverse = head_inverse(block_sum(square, (float *)shared), 1.0f / rank, a.l.eps);
     for (int j = threadIdx.x; j < rank; j += THREADS)
         store_bf16(row + j,
                    normed(load_bf16(from + j), inverse, load_bf16((const k_bf16 *)a.l.norm + j)));
@@ -87,7 +87,8 @@ static __device__ inline void latent_load(float *to, const latent_args &a, int w
 
 static __global__ void __launch_bounds__(THREADS) latent_queries_kernel(const latent_args a)
 {
-    extern __shared__ float queries[];
+    extern __shared__ __align__(16) char shared[];
+    float *queries = (float *)shared; /* [TOKENS][nope_dim] */
     const k_latent_shape &s = a.l.shape;
     int head = blockIdx.x, first = blockIdx.y * TOKENS, j = threadIdx.x * 2;
     int n = min(TOKENS, a.t.n_tokens - first), width = k_latent_row(&s), query = k_latent_query(&s);
@@ -125,7 +126,8 @@ static __global__ void __launch_bounds__(THREADS) latent_queries_kernel(const la
 
 static __global__ void __launch_bounds__(THREADS) latent_values_kernel(const latent_args a)
 {
-    extern __shared__ float rows[];
+    extern __shared__ __align__(16) char shared[];
+    float *rows = (float *)shared; /* [TOKENS][kv_rank] */
     const k_latent_shape &s = a.l.shape;
     int head = blockIdx.x, first = blockIdx.y * TOKENS, lane = threadIdx.x % 32;
     int n = min(TOKENS, a.t.n_tokens - first);
@@ -168,7 +170,7 @@ int k_latent_keys(const k_bf16 *in, const struct k_latent *l, const struct k_kv 
 
     if (kv->type != K_BF16)
         return -1;
-    return K_LAUNCH(latent_keys_kernel, t->n_tokens, THREADS, 0, stream, args);
+    return K_LAUNCH(latent_keys_kernel, t->n_tokens, THREADS, 33 * sizeof(float), stream, args);
 }
 
 static dim3 latent_grid(const struct k_latent *l, const struct k_tokens *t)

@@ -98,6 +98,20 @@ static void portable_load_matrices(uint32_t (&r)[4], const void *p)
         memcpy(&r[i], told[first + i * 8 + lane / 4].row + lane % 4 * 4, 4);
 }
 
+static void portable_load_matrices_turned(uint32_t (&r)[4], const void *p)
+{
+    int self = play.current, first = self / 32 * 32, lane = self % 32;
+    auto *told = play_told[play.threads[self].n_met & 1];
+
+    told[self].row = (const char *)p;
+    __syncwarp();
+    for (int i = 0; i < 4; i++) {
+        for (int half = 0; half < 2; half++) /* element lane / 4 of rows lane % 4 * 2, and + 1 */
+            memcpy((char *)&r[i] + 2 * half,
+                   told[first + i * 8 + lane % 4 * 2 + half].row + lane / 4 * 2, 2);
+    }
+}
+
 static void portable_copy16(void *to, const void *from, bool has)
 {
     if (has)
@@ -119,8 +133,11 @@ static uint32_t portable_word(const uint4 &v, int i)
     return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
 }
 
-/* Grids of two dimensions; the kernel's dynamic memory is here. */
-alignas(128) static char shared[99 * 1024];
+/* Grids of several dimensions; the kernel's dynamic memory is here. */
+#ifndef PLAY_SHARED
+#define PLAY_SHARED (99 * 1024)
+#endif
+alignas(128) static char shared[PLAY_SHARED];
 
 template <class F> static int play_launch_two(dim3 grid, dim3 block_dim, F f)
 {
@@ -128,8 +145,8 @@ template <class F> static int play_launch_two(dim3 grid, dim3 block_dim, F f)
     play.n_threads = (int)block_dim.x;
     play.body = [](void *p) { (*(F *)p)(); };
     play.arguments = &f;
-    for (unsigned i = 0; i < grid.x * grid.y && play.fault == NULL; i++) {
-        play.block = dim3(i % grid.x, i / grid.x, 0);
+    for (unsigned i = 0; i < grid.x * grid.y * grid.z && play.fault == NULL; i++) {
+        play.block = dim3(i % grid.x, i / grid.x % grid.y, i / grid.x / grid.y);
         play_block();
     }
     return play.fault == NULL ? 0 : -1;
@@ -137,7 +154,8 @@ template <class F> static int play_launch_two(dim3 grid, dim3 block_dim, F f)
 
 #undef K_LAUNCH
 #define K_LAUNCH(kernel, grid, block, smem, stream, ...) \
-    ((void)(stream), play_launch_two(dim3(grid), dim3(block), [=] { (kernel)(__VA_ARGS__); }))
+    ((void)(stream), (void)(smem),                       \
+     play_launch_two(dim3(grid), dim3(block), [=] { (kernel)(__VA_ARGS__); }))
 #define cudaFuncSetAttribute(...) cudaSuccess
 
 #endif

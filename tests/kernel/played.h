@@ -4,7 +4,7 @@
 #ifndef QUIRE_TESTS_KERNEL_PLAYED_H
 #define QUIRE_TESTS_KERNEL_PLAYED_H
 
-#include "kernels/kernels.h"
+#include "kernels/latent.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -30,6 +30,20 @@ struct played_product {
     bool is_gated, is_many;
 };
 int played_experts(const struct played_product *of);
+
+/* Latent attention of a step (kernels/latent.h): rows to the pages, absorbed queries [n_tokens]
+ * [n_heads][kv_rank + rope_dim], their sums [n_tokens][n_heads][kv_rank], values. plan: lists of
+ * decodes and of tiles. 0, or -1 for a fault. */
+struct played_latent {
+    struct k_latent l;
+    struct k_kv kv;
+    struct k_tokens t;
+    struct k_attn_plan plan;
+    const k_bf16 *rows, *queries;
+    k_bf16 *absorbed, *sums, *out;
+    float scale;
+};
+int played_latent(const struct played_latent *of);
 
 /* What went wrong in the playing of the others; NULL: nothing. */
 const char *played_fault(void);

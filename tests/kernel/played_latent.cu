@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Latent attention, with the kernel for chunks of prompts, compiled for the host. */
+#define PLAY_SHARED (227 * 1024)
+#include "tests/kernel/play_portable.h"
+
+/* The words of attn_chunk.cuh are those of portable.cuh. */
+#define QUIRE_KERNELS_ATTN_CHUNK_CUH
+#define chunk_load_matrices        portable_load_matrices
+#define chunk_load_matrices_turned portable_load_matrices_turned
+#define chunk_end_group            portable_end_group
+#define chunk_wait_groups          portable_wait_groups
+#define chunk_copy16(to, from)     portable_copy16(to, from, true)
+#define exp2_fast                  exp2f
+
+/* Of rows of bfloat16. */
+static void play_store_two(k_bf16 *to, size_t at, float low, float high, bool is_half)
+{
+    if (is_half)
+        play.fault = "rows of float16 are not played";
+    *(uint32_t *)(to + at) = pack_bf16(low, high);
+}
+#define store_x_two play_store_two
+
+static void chunk_multiply(float (&c)[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
+{
+    portable_multiply<false>(c, a[0], a[1], a[2], a[3], b0, b1);
+}
+
+#include "kernels/attn_chunk.cu"
+#include "kernels/latent.cu"
+#include "tests/kernel/played.h"
+
+int played_latent(const struct played_latent *of)
+{
+    play.fault = NULL;
+    if (k_latent_keys(of->rows, &of->l, &of->kv, &of->t, NULL) != 0 ||
+        k_latent_queries(of->absorbed, of->queries, &of->l, &of->t, NULL) != 0 ||
+        k_attn_latents(of->sums, of->absorbed, &of->kv, &of->t, &of->plan, of->l.shape.n_heads,
+                       of->scale, NULL) != 0 ||
+        k_latent_values(of->out, of->sums, &of->l, &of->t, NULL) != 0)
+        return -1;
+    return play.fault == NULL ? 0 : -1;
+}
