@@ -355,6 +355,7 @@ WRAPPED = {
                       num_attention_heads=2), 0.25),
     "mistral4-vl": ("mistral3", small(model_type="mistral4", num_key_value_heads=4,
                                       n_shared_experts=1, first_k_dense_replace=0,
+                                      num_hidden_layers=1,
                                       **latent(None, 12, 8, 4, 6), rope_parameters=yarn(
                                           mscale=1.0, mscale_all_dim=1.0, factor=4.0,
                                           llama_4_scaling_beta=0.1,

@@ -424,7 +424,7 @@ static const struct {
     {"families/glm4-moe-lite", "24", 1.5e-02, CPU_ONLY},
     {"families/kimi-k25", "24", 2.5e-02, CPU_ONLY},
     {"families/mistral4", "24", 1.9e-02, CPU_ONLY},
-    {"families/mistral4-vl", "24", 2.0e-02, CPU_ONLY},
+    {"families/mistral4-vl", "24", 1.4e-02, CPU_ONLY},
     {"families/minimax-m2", "24", 1.3e-02, ANY_DEVICE},
     {"families/ernie4-5-moe", "24", 4.1e-02, ANY_DEVICE},
     {"families/hunyuan-moe", "24", 1.8e-02, ANY_DEVICE},
