@@ -157,12 +157,12 @@ static void check(const struct k_latent_shape *s, bool interleaved)
     size_t elems = BEFORE + PAGE * row, rank = (size_t)s->kv_rank;
     struct played_latent p = {.t = make_tokens(), .scale = 0.2f};
     k_bf16 *norm, *up, *pages, *rows, *queries;
-    struct k_latent l = {
-        .shape = *s, .turns = make_turns(s->rope_dim), .interleaved = interleaved, .eps = 1e-6f};
-    float *host_pages, *host_rows, *host_queries;
+    struct k_latent l = {.shape = *s, .interleaved = interleaved, .eps = 1e-6f};
+    float *host_pages, *host_rows, *host_queries, *host_norm, *host_up, *turns;
 
-    l.norm = draw(&norm, rank, 1.0f);
-    l.up = draw(&up, (size_t)(s->n_heads * (s->nope_dim + s->v_dim)) * rank, 0.1f);
+    l.turns = turns = make_turns(s->rope_dim);
+    l.norm = host_norm = draw(&norm, rank, 1.0f);
+    l.up = host_up = draw(&up, (size_t)(s->n_heads * (s->nope_dim + s->v_dim)) * rank, 0.1f);
     host_pages = draw(&pages, N_PAGES * elems, 1.0f);
     host_rows = draw(&rows, TOKENS * row, 2.0f);
     host_queries = draw(&queries, heads * (size_t)k_latent_query(s), 1.0f);
@@ -193,7 +193,7 @@ static void check(const struct k_latent_shape *s, bool interleaved)
     printf("# %d heads of %d and %d, latents of %zu\n", s->n_heads, s->nope_dim, s->v_dim, row);
     ok(played_latent(&p) == 0, "no lane waits in vain");
     compare_all(&p, l, host_pages, host_rows, host_queries);
-    free((void *)l.norm), free((void *)l.up), free((void *)l.turns), free(norm), free(up);
+    free(host_norm), free(host_up), free(turns), free(norm), free(up);
     free(pages), free(rows), free(queries), free(host_pages), free(host_rows), free(host_queries);
     free(p.absorbed), free(p.sums), free(p.out);
 }
