@@ -10,9 +10,9 @@
 static const struct {
     const char *name;
     int (*run)(int argc, char **argv);
-} commands[] = {{"bench", quire_bench},       {"chat", quire_chat}, {"eval", quire_eval},
-                {"generate", quire_generate}, {"plan", quire_plan}, {"quantize", quire_quantize},
-                {"serve", quire_serve},       {"top", quire_top}};
+} commands[] = {{"batch", quire_batch},       {"bench", quire_bench},       {"chat", quire_chat},
+                {"eval", quire_eval},         {"generate", quire_generate}, {"plan", quire_plan},
+                {"quantize", quire_quantize}, {"serve", quire_serve},       {"top", quire_top}};
 
 int main(int argc, char **argv)
 {
@@ -23,7 +23,8 @@ int main(int argc, char **argv)
             return commands[i].run(argc - 1, argv + 1);
     }
     fprintf(wants_help ? stdout : stderr,
-            "usage: quire bench latency|throughput|kernel --model FOLDER [options]\n"
+            "usage: quire batch IN.jsonl OUT.jsonl [--model FOLDER | --url URL] [options]\n"
+            "       quire bench latency|throughput|kernel --model FOLDER [options]\n"
             "       quire bench serve [--url URL] [--request-rate R] [options]\n"
             "       quire chat [--url URL] [--model NAME] [--system TEXT] [options]\n"
             "       quire eval perplexity|choices FOLDER FILE [--len N] [settings]\n"

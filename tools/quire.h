@@ -5,6 +5,7 @@
 #ifndef QUIRE_TOOLS_QUIRE_H
 #define QUIRE_TOOLS_QUIRE_H
 
+int quire_batch(int argc, char **argv);
 int quire_bench(int argc, char **argv);
 int quire_bench_serve(int argc, char **argv); /* called by quire_bench() */
 int quire_chat(int argc, char **argv);

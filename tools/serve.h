@@ -121,6 +121,11 @@ bool serve_folder_listen(struct serve *s);
 
 void serve_folder_remove(struct serve *s);
 
+/* Make and lock a folder of mode 0700 for another command. The next server of this user removes it
+ * once the lock is gone. path has room for at least 80 bytes. False, with errno. */
+bool serve_folder_new(char *path, size_t cap, int *lock);
+void serve_folder_delete(const char *path); /* with all that is in it */
+
 /* serve_models.c. Are there several models? */
 bool serve_models_are_many(const struct serve *s);
 

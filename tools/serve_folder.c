@@ -207,6 +207,16 @@ static const char *folder_base(void)
     return base;
 }
 
+bool serve_folder_new(char *path, size_t cap, int *lock)
+{
+    return folder_make_in(folder_base(), path, cap, lock);
+}
+
+void serve_folder_delete(const char *path)
+{
+    folder_remove_all(path);
+}
+
 /* Write a line of a file of nginx/ with the values of this server. */
 static void folder_write_line(const struct serve *s, FILE *file, const char *line)
 {

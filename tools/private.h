@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A private server: `quire serve` as a child, on a unix socket in a folder of mode 0700. The kernel
+ * sends it SIGTERM when this process dies, however that happens, and it then removes its own
+ * folders. Called by the main thread, because that signal belongs to the thread that forks. */
+#ifndef QUIRE_TOOLS_PRIVATE_H
+#define QUIRE_TOOLS_PRIVATE_H
+
+#include <signal.h>
+#include <stdbool.h>
+#include <sys/types.h>
+
+#include "tools/http.h"
+
+struct private_server {
+    pid_t pid; /* 0: none */
+    char folder[80];
+    int lock; /* of the folder; a later server removes a folder without lock */
+};
+
+#define PRIVATE_NONE \
+    {                \
+        .lock = -1   \
+    }
+
+/* Start it and wait until it is ready, which takes as long as the model needs. settings are the
+ * n_settings further arguments of `quire serve`. False: the reason was printed, with the server's
+ * last lines; or *stop was set. The caller ends it in either case. */
+bool private_start(struct private_server *p, const char *model, char **settings, int n_settings,
+                   const volatile sig_atomic_t *stop, struct http_url *url);
+
+void private_end(struct private_server *p); /* accepts one that was not started; blocks */
+
+#endif
