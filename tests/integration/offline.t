@@ -1,0 +1,301 @@
+#!/usr/bin/env python3
+"""Goal: work without a server of one's own: quire batch and the Python package answer as the server
+does, and leave nothing behind; and the exercises with which people learn a serving engine run.
+Method: the programs themselves on the cpu device; kills at chosen moments."""
+
+import asyncio
+import contextlib
+import glob
+import importlib.util
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+
+from harness import BUILDDIR, DEVICE, MODEL, SRCDIR, Tap, need_nginx, until
+
+need_nginx()
+tap = Tap()
+QUIRE = os.path.join(BUILDDIR, "quire")
+PACKAGE = os.path.join(SRCDIR, "tools", "python")
+SETTINGS = ["--device", DEVICE, "--cpu-threads", "2", "--served-model-name", "demo"]
+WAIT_S = 60
+runtime = tempfile.mkdtemp(prefix="quire-t-", dir="/tmp")
+os.environ.update(XDG_RUNTIME_DIR=runtime, QUIRE_BIN=QUIRE, HF_HOME=os.path.join(runtime, "hf"),
+                  PYTHONDONTWRITEBYTECODE="1")
+for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+    os.environ.pop(name, None)
+sys.dont_write_bytecode = True
+IN, OUT = os.path.join(runtime, "in.jsonl"), os.path.join(runtime, "out.jsonl")
+ASK = [{"role": "user", "content": "What is the capital of France?"}]
+PARIS = "The capital of France is Paris."
+
+
+def servers():
+    """Processes whose command line names the test's folder."""
+    found = []
+    for path in glob.glob("/proc/[0-9]*/cmdline"):
+        with contextlib.suppress(OSError), open(path) as f:
+            if runtime in f.read():
+                found.append(path)
+    return found
+
+
+def folders():
+    return glob.glob(os.path.join(runtime, "quire-serve-*"))
+
+
+def line(custom_id, url="/v1/chat/completions", **body):
+    body = dict({"model": "demo", "temperature": 0, "max_tokens": 20}, **body)
+    return {"custom_id": custom_id, "method": "POST", "url": url, "body": body}
+
+
+def write(lines):
+    with open(IN, "w") as f:
+        f.writelines((x if isinstance(x, str) else json.dumps(x)) + "\n" for x in lines)
+
+
+def answers():
+    with open(OUT) as f:
+        return [json.loads(x) for x in f]
+
+
+def batch_args(*more):
+    return [QUIRE, "batch", IN, OUT, "--model", MODEL, *more, "--", *SETTINGS]
+
+
+def batch(*more):
+    p = subprocess.run(batch_args(*more), capture_output=True, text=True, timeout=WAIT_S)
+    return p.returncode, p.stderr
+
+
+with tap.section("a batch"):
+    write([line("chat", messages=ASK), line("text", "/v1/completions", prompt="Hello"),
+           line("ids", "/tokenize", prompt="Hello"),
+           line("refused", messages=ASK, temperature=-1), line("lost", "/v1/nowhere")])
+    status, said = batch()
+    got = {a["custom_id"]: a for a in answers()}
+    tap.eq(status, 1, "a refused request tells in the exit status")
+    tap.eq(got["chat"]["response"]["body"]["choices"][0]["message"]["content"], PARIS,
+           "a chat is answered")
+    tap.eq({k: a["response"]["status_code"] for k, a in got.items()},
+           {"chat": 200, "text": 200, "ids": 200, "refused": 400, "lost": 404},
+           "every line has its status")
+    tap.ok(all(a["error"] is None and a["id"].startswith("batch_req_") for a in got.values()) and
+           got["chat"]["response"]["request_id"] == got["chat"]["response"]["body"]["id"],
+           "the form is OpenAI's", got)
+    tap.ok("5 of 5, 2 refused" in said, "the state is told on standard error", said)
+    tap.eq((servers(), folders()), ([], []), "the private server has gone")
+
+with tap.section("wrong lines"):
+    os.unlink(OUT)
+    write([line("a", messages=ASK), "{", line("a", messages=ASK), dict(line("b"), method="GET"),
+           dict(line("c"), url="nowhere"), {"custom_id": 3}, line("d", stream=True)])
+    status, said = batch()
+    tap.eq((status, os.path.exists(OUT)), (2, False), "nothing is asked when a line is wrong")
+    tap.eq([int(n) for n in re.findall(r"in\.jsonl:(\d+):", said)], [2, 4, 5, 6, 7, 3],
+           "each wrong line is named")
+
+with tap.section("a batch that is killed"):
+    n = 60
+    write([line("r%d" % i, "/v1/completions", prompt="Number %d" % i, max_tokens=60,
+                ignore_eos=True) for i in range(n)])
+    p = subprocess.Popen(batch_args("--concurrency", "4"), stderr=subprocess.DEVNULL)
+    tap.ok(until(lambda: os.path.exists(OUT) and len(answers()) >= 5, WAIT_S), "it has begun")
+    p.kill()
+    p.wait()
+    before = answers()
+    tap.ok(len(before) < n, "it is killed before its end", len(before))
+    tap.ok(until(lambda: not servers(), WAIT_S), "its server ends with it", servers())
+    with open(OUT, "a") as f:
+        f.write('{"id":"batch_req_0","custom_id":"r5')
+    status, said = batch()
+    after = answers()
+    tap.eq((status, after[:len(before)]), (0, before), "what it has written stays")
+    tap.eq(sorted(a["custom_id"] for a in after), sorted("r%d" % i for i in range(n)),
+           "the next run asks the rest once, after a half-written line is cut off")
+    tap.ok("has %d of %d answers" % (len(before), n) in said, "and says so", said)
+    tap.eq((batch()[0], answers()), (0, after), "a third run has nothing to ask")
+    tap.eq(folders(), [], "no folder is left")
+
+with tap.section("the wheel"):
+    built = subprocess.run([sys.executable, os.path.join(PACKAGE, "wheel.py"), runtime],
+                           capture_output=True, text=True)
+    wheel = built.stdout.strip()
+    with open(os.path.join(SRCDIR, "configure.ac")) as f:
+        version = re.search(r"AC_INIT\(\[quire\], \[([^]]+)\]", f.read()).group(1)
+    tap.eq(os.path.basename(wheel), "quire-%s-py3-none-any.whl" % version,
+           "one command builds it, with the project's version")
+    zipfile.ZipFile(wheel).extractall(os.path.join(runtime, "site"))
+    sys.path.insert(0, os.path.join(runtime, "site"))
+    tap.ok(importlib.util.find_spec("quire").origin.startswith(runtime), "it can be imported")
+
+from quire import (LLM, BeamSearchParams, SamplingParams,  # noqa: E402
+                   StructuredOutputsParams)
+
+
+def greedy(**more):
+    return SamplingParams(**dict({"temperature": 0, "max_tokens": 20}, **more))
+
+
+def steps(llm):
+    return sum(m.value for m in llm.get_metrics() if m.name == "quire:steps_total")
+
+
+def learn(llm):
+    """The exercises of section 1."""
+    prompts = ["Hello, my name is", "The president of the United States is",
+               "The capital of France is"]
+    params = SamplingParams(temperature=0.8, top_p=0.95, max_tokens=20, repetition_penalty=1.1)
+    outputs = llm.generate(prompts, params)
+    tap.eq([o.prompt for o in outputs], prompts, "the outputs are in the order of the prompts")
+    tap.ok(all(o.finished and o.outputs[0].text and 0 < len(o.outputs[0].token_ids) <= 20 and
+               o.outputs[0].finish_reason in ("stop", "length") and
+               o.metrics.finished_time >= o.metrics.arrival_time for o in outputs),
+           "they have vLLM's fields", outputs)
+    one = llm.generate("The future of AI is ", greedy(logprobs=2, prompt_logprobs=1), False)[0]
+    found = one.outputs[0]
+    tokenizer = llm.get_tokenizer()
+    tap.eq(one.prompt_token_ids, tokenizer.encode("The future of AI is "),
+           "token ids of the prompt are the tokenizer's")
+    tap.eq(found.text, tokenizer.decode(found.token_ids), "those of the answer are its text")
+    best = [min(step, key=lambda t: -step[t].logprob) for step in found.logprobs]
+    tap.eq(best, found.token_ids, "a greedy token is the most likely one")
+    tap.ok(all(step[t].rank == 1 and step[t].decoded_token == tokenizer.decode([t])
+               for step, t in zip(found.logprobs, found.token_ids)), "with rank and text",
+           found.logprobs)
+    tap.ok(abs(found.cumulative_logprob - sum(s[t].logprob for s, t in zip(
+        found.logprobs, found.token_ids))) < 1e-6, "and their sum")
+    tap.eq((one.prompt_logprobs[0], len(one.prompt_logprobs)), (None, len(one.prompt_token_ids)),
+           "the prompt's tokens have theirs")
+    again = llm.generate({"prompt_token_ids": one.prompt_token_ids}, greedy(), False)[0]
+    tap.eq(again.outputs[0].token_ids, found.token_ids, "a prompt of ids gives the same answer")
+    two = llm.generate(["a", "b"], [greedy(max_tokens=2), greedy(max_tokens=3, ignore_eos=True)],
+                       False)
+    tap.eq(len(two[1].outputs[0].token_ids), 3, "each prompt may have its own parameters")
+    tap.eq([o.index for o in llm.generate("a", SamplingParams(n=3, seed=1), False)[0].outputs],
+           [0, 1, 2], "n answers")
+    chat = llm.chat([ASK, ASK], greedy(max_tokens=None, skip_special_tokens=True), False)
+    tap.eq([c.outputs[0].text for c in chat], [PARIS, PARIS], "conversations")
+    form = StructuredOutputsParams(choice=["Positive", "Negative"])
+    tap.ok(llm.generate("Good:", SamplingParams(structured_outputs=form), False)[0].outputs[0].text
+           in ("Positive", "Negative"), "structured output")
+    beams = llm.beam_search(["Hello"], BeamSearchParams(beam_width=2, max_tokens=4))[0].sequences
+    tap.ok(len(beams) == 2 and beams[0].cum_logprob >= beams[1].cum_logprob, "beam search", beams)
+    try:
+        llm.generate("a", SamplingParams(temperature=-1), False)
+        wrong = ""
+    except ValueError as e:
+        wrong = str(e)
+    tap.ok("temperature" in wrong, "a wrong parameter is a ValueError", wrong)
+    tap.ok(llm.reset_prefix_cache(), "the prefix cache is emptied")
+
+
+def crowd(llm):
+    """One by one against all at once, then batches. Times depend on the machine, steps do not."""
+    prompts, params = ["Test prompt %d" % i for i in range(8)], greedy(max_tokens=50,
+                                                                     ignore_eos=True)
+    begin, n = time.monotonic(), steps(llm)
+    alone = [llm.generate(p, params, False)[0].outputs[0].token_ids for p in prompts]
+    alone_s, n_alone = time.monotonic() - begin, steps(llm) - n
+    begin, n = time.monotonic(), steps(llm)
+    together = [o.outputs[0].token_ids for o in llm.generate(prompts, params, False)]
+    together_s, n_together = time.monotonic() - begin, steps(llm) - n
+    tap.note("8 prompts: one by one %.2f s, at once %.2f s" % (alone_s, together_s))
+    tap.eq(together, alone, "prompts at once have the answers of each alone")
+    tap.ok(3 * n_together < n_alone, "and share their steps",
+           "%d steps, not %d" % (n_together, n_alone))
+    for size in (1, 2, 4, 8):
+        begin = time.monotonic()
+        llm.generate(prompts[:size], params, False)
+        tap.note("batch of %d: %.1f requests/s" % (size, size / (time.monotonic() - begin)))
+
+
+async def post(path, body):
+    """Status and body of one request."""
+    reader, writer = await asyncio.open_unix_connection(path)
+    data = json.dumps(body).encode()
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+                 b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
+                 % (len(data), data))
+    answer = await reader.read()
+    writer.close()
+    return int(answer.split(b" ", 2)[1])
+
+
+async def load(path):
+    """Section 2: requests at once to a server."""
+    body = {"model": "demo", "prompt": "The future of AI is", "max_tokens": 30, "temperature": 0.7}
+    for n in (10, 1, 2, 4, 8, 16):
+        begin = time.monotonic()
+        got = await asyncio.gather(*(post(path, body) for _ in range(n)))
+        tap.note("%d at once: %.2f s" % (n, time.monotonic() - begin))
+        tap.eq(got, [200] * n, "%d requests at once are answered" % n)
+
+
+with tap.section("a hub name"):
+    kept = os.path.join(runtime, "hf", "hub", "models--some--demo")
+    os.makedirs(os.path.join(kept, "refs"))
+    os.makedirs(os.path.join(kept, "snapshots"))
+    with open(os.path.join(kept, "refs", "main"), "w") as f:
+        f.write("0123abcd")
+    os.symlink(MODEL, os.path.join(kept, "snapshots", "0123abcd"))
+    try:
+        said = LLM("facebook/opt-125m")
+    except FileNotFoundError as e:
+        said = str(e)
+    tap.ok("hf download facebook/opt-125m" in said, "a missing model says how to fetch it", said)
+
+with tap.section("LLM"):
+    llm = LLM(model="some/demo", dtype="auto", max_model_len=512, gpu_memory_utilization=0.5,
+              tensor_parallel_size=1, max_num_batched_tokens=2048, quantization=None,
+              enable_prefix_caching=True, max_num_seqs=64, seed=0, trust_remote_code=True,
+              device=DEVICE, cpu_threads=2, served_model_name="demo")
+    learn(llm)
+    crowd(llm)
+    asyncio.run(load(llm.server.socket))
+    other = LLM(MODEL, device=DEVICE, cpu_threads=2)
+    tap.eq(other.chat(ASK, greedy(), False)[0].outputs[0].text, PARIS, "two engines at a time")
+    n = len(servers())
+    del other
+    tap.ok(0 < len(servers()) < n, "a server ends with its object")
+    llm.close()
+    tap.eq((servers(), folders()), ([], []), "or when it is closed")
+    try:
+        said = LLM(MODEL, nonsense=3)
+    except RuntimeError as e:
+        said = str(e)
+    tap.ok("--nonsense" in said, "an argument that nothing has is named", said)
+
+with tap.section("a process that is killed"):
+    code = ("import sys, time; sys.path.insert(0, %r)\nfrom quire import LLM\n"
+            "llm = LLM(%r, device=%r, cpu_threads=2)\nprint('ready', flush=True)\ntime.sleep(600)"
+            % (os.path.join(runtime, "site"), MODEL, DEVICE))
+    p = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    tap.eq(p.stdout.readline(), "ready\n", "it has a server")
+    tap.ok(servers(), "which runs")
+    p.send_signal(signal.SIGKILL)
+    p.wait()
+    tap.ok(until(lambda: not servers(), WAIT_S), "and ends with it", servers())
+
+with tap.section("memory"):
+    shapes = os.path.join(SRCDIR, "tests", "bench", "llama-3.3-70b")
+    told = subprocess.run([QUIRE, "plan", shapes, "--card", "80", "--len", "2048"],
+                          capture_output=True, text=True).stdout
+    fits = [int(m.group(1)) for m in re.finditer(r"^(\d+) +as the folder +[\d.]+ ", told, re.M)]
+    tap.ok(fits and min(fits) > 1, "70B in 16 bits needs more than one card of 80 GB", told)
+    config = json.load(open(os.path.join(SRCDIR, "tests", "bench", "llama-3.1-8b", "config.json")))
+    told = subprocess.run([QUIRE, "plan", os.path.join(SRCDIR, "tests", "bench", "llama-3.1-8b")],
+                          capture_output=True, text=True).stdout
+    kib = 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * 128 * 2 / 1024
+    row = re.search(r"^1 +as the folder +(.*)$", told, re.M).group(1).split()
+    tap.eq(float(row[3]), kib, "KV bytes of a token: 2 x layers x KV heads x head_dim x bytes")
+
+shutil.rmtree(runtime, ignore_errors=True)
+tap.done()
