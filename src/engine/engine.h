@@ -102,6 +102,13 @@ struct admission {
                                     * count as waiting */
 };
 
+/* Preemptions of the current minute, for a warning. */
+struct engine_preempted {
+    uint64_t since_us; /* e->now_us at its begin */
+    uint64_t n_before; /* sched.n_preemptions then */
+    bool was_told;
+};
+
 struct engine {
     struct settings settings;
     struct names names; /* the first of them names the model in files and metrics */
@@ -138,6 +145,7 @@ struct engine {
     struct cache_admin cache_admin;
     struct held held;
     struct seats *seats; /* of the engines that share the device; NULL: it has the device alone */
+    struct engine_preempted preempted;
 
     bool draining;
     bool stop;

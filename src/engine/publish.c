@@ -7,8 +7,12 @@
 #include <string.h>
 
 #include "base/fault.h"
+#include "base/log.h"
 #include "base/must.h"
 #include "engine/engine.h"
+
+#define PREEMPTED_WINDOW_US 60000000u
+#define PREEMPTED_OFTEN     16 /* fewer in a minute cost less than the advice would */
 
 /* 0 for times in the wrong order, which different clocks of a front can produce. */
 static double publish_seconds(uint64_t from_us, uint64_t to_us)
@@ -467,6 +471,27 @@ static void publish_ranks(struct engine *e)
     atomic_store_explicit(&page->n_ranks, (uint32_t)n, memory_order_relaxed);
 }
 
+/* Warn when sequences lose their pages often, once a minute: the work is done twice, and an operator
+ * can do something about it. */
+static void publish_preemptions(struct engine *e)
+{
+    struct engine_preempted *p = &e->preempted;
+
+    stats_set(&e->stats, METRIC_preemptions, e->sched.n_preemptions);
+    if (e->now_us - p->since_us >= PREEMPTED_WINDOW_US) {
+        p->since_us = e->now_us;
+        p->n_before = e->sched.n_preemptions;
+        p->was_told = false;
+    }
+    if (p->was_told || e->sched.n_preemptions - p->n_before < PREEMPTED_OFTEN)
+        return;
+    p->was_told = true;
+    log_warn("engine: %d preemptions within a minute: too few KV pages for the sequences, which "
+             "are computed again; raise gpu_memory_utilization or tensor_parallel_size, or lower "
+             "max_num_seqs, max_num_batched_tokens or max_model_len",
+             PREEMPTED_OFTEN);
+}
+
 /* Gauges and counters that are kept elsewhere are copied to the statistics page once per pass. */
 static void publish_gauges(struct engine *e)
 {
@@ -488,7 +513,7 @@ static void publish_gauges(struct engine *e)
     stats_set(s, METRIC_kv_usage_permille,
               (uint64_t)(n - pages_free(e->pages)) * 1000u / (uint64_t)n);
     stats_set(s, METRIC_lanes, (uint64_t)e->admission.n_lanes);
-    stats_set(s, METRIC_preemptions, e->sched.n_preemptions);
+    publish_preemptions(e);
     stats_set(s, METRIC_itl_target_ms,
               (uint64_t)(cost_target_us(&e->cost, e->settings.itl_target_ms, 1) * 1e-3));
     stats_set(s, METRIC_pages_kept, (uint64_t)pages_kept(e->pages));
