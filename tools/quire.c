@@ -10,9 +10,11 @@
 static const struct {
     const char *name;
     int (*run)(int argc, char **argv);
-} commands[] = {{"batch", quire_batch},       {"bench", quire_bench},       {"chat", quire_chat},
-                {"eval", quire_eval},         {"generate", quire_generate}, {"plan", quire_plan},
-                {"quantize", quire_quantize}, {"serve", quire_serve},       {"top", quire_top}};
+} commands[] = {{"batch", quire_batch}, {"bench", quire_bench},
+                {"chat", quire_chat},   {"doctor", quire_doctor},
+                {"eval", quire_eval},   {"generate", quire_generate},
+                {"plan", quire_plan},   {"quantize", quire_quantize},
+                {"serve", quire_serve}, {"top", quire_top}};
 
 int main(int argc, char **argv)
 {
@@ -27,6 +29,7 @@ int main(int argc, char **argv)
             "       quire bench latency|throughput|kernel --model FOLDER [options]\n"
             "       quire bench serve [--url URL] [--request-rate R] [options]\n"
             "       quire chat [--url URL] [--model NAME] [--system TEXT] [options]\n"
+            "       quire doctor [--config FILE]\n"
             "       quire eval perplexity|choices FOLDER FILE [--len N] [settings]\n"
             "       quire generate [--url URL] [--prompt TEXT]... [FILE|-] [options]\n"
             "       quire plan FOLDER [--card NAME] [--len TOKENS] [settings]\n"

@@ -9,6 +9,7 @@ int quire_batch(int argc, char **argv);
 int quire_bench(int argc, char **argv);
 int quire_bench_serve(int argc, char **argv); /* called by quire_bench() */
 int quire_chat(int argc, char **argv);
+int quire_doctor(int argc, char **argv);
 int quire_eval(int argc, char **argv);
 int quire_generate(int argc, char **argv);
 int quire_plan(int argc, char **argv);

@@ -284,6 +284,37 @@ with tap.section("a process that is killed"):
     p.wait()
     tap.ok(until(lambda: not servers(), WAIT_S), "and ends with it", servers())
 
+with tap.section("preemptions"), LLM(MODEL, device=DEVICE, cpu_threads=2, num_pages=40) as llm:
+    llm.generate(["Number %d" % i for i in range(24)], greedy(max_tokens=200, ignore_eos=True),
+                 False)
+    n = sum(m.value for m in llm.get_metrics() if m.name == "vllm:num_preemptions_total")
+    with open(llm.server.log) as f:
+        said = re.findall(r"WARN.*preemptions.*|<4>.*preemptions.*", f.read())
+    tap.ok(n >= 16 and len(said) == 1 and "gpu_memory_utilization" in said[0],
+           "frequent preemptions are warned of once, with what to change", "%d\n%s" % (n, said))
+
+with tap.section("doctor"):
+    def doctor(**settings):
+        path = os.path.join(runtime, "quire.conf")
+        with open(path, "w") as f:
+            f.writelines("%s = %s\n" % item for item in settings.items())
+        p = subprocess.run([QUIRE, "doctor", "--config", path], capture_output=True, text=True,
+                           timeout=WAIT_S)
+        return p.returncode, [x[5:] for x in p.stdout.splitlines() if x.startswith("mend ")], \
+            p.stdout
+
+    own = ("model", "device", "driver")
+    status, wrong, said = doctor(device="cpu", model=MODEL)
+    tap.ok(not any(w.startswith(own) for w in wrong) and status == bool(wrong),
+           "the demo model on the cpu device needs nothing", said)
+    tap.ok("nginx version" in said and all(x.startswith(("ok   ", "mend "))
+                                           for x in said.splitlines()), "every line has a verdict",
+           said)
+    status, wrong, said = doctor(device="cpu", model="/nowhere")
+    tap.ok(status == 1 and any("set `model`" in w for w in wrong),
+           "a missing model is to be mended", said)
+    tap.eq(doctor(nonsense=1)[0], 2, "a wrong setting is refused")
+
 with tap.section("memory"):
     shapes = os.path.join(SRCDIR, "tests", "bench", "llama-3.3-70b")
     told = subprocess.run([QUIRE, "plan", shapes, "--card", "80", "--len", "2048"],
