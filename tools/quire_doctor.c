@@ -30,9 +30,9 @@
 static const char doctor_usage[] =
     "usage: quire doctor [--config FILE]\n"
     "\n"
-    "Looks at what a server needs of this machine: driver and GPUs, /dev/shm, limits, model, prefix\n"
-    "cache, sockets, nginx, ports, systemd, clock. A line begins with `ok`, or with `mend` and ends\n"
-    "with the way to mend it. Nothing is changed.\n"
+    "Looks at what a server needs of this machine: driver and GPUs, /dev/shm, limits, model,\n"
+    "prefix cache, sockets, nginx, ports, systemd, clock. A line begins with `ok`, or with `mend`\n"
+    "and ends with the way to mend it. Nothing is changed.\n"
     "\n"
     "  --config FILE  /etc/quire/quire.conf, if there is one   the service's settings\n"
     "\n"

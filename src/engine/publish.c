@@ -471,8 +471,8 @@ static void publish_ranks(struct engine *e)
     atomic_store_explicit(&page->n_ranks, (uint32_t)n, memory_order_relaxed);
 }
 
-/* Warn when sequences lose their pages often, once a minute: the work is done twice, and an operator
- * can do something about it. */
+/* Warn when sequences lose their pages often, once a minute: the work is done twice, and settings
+ * prevent it. */
 static void publish_preemptions(struct engine *e)
 {
     struct engine_preempted *p = &e->preempted;
@@ -486,7 +486,7 @@ static void publish_preemptions(struct engine *e)
     if (p->was_told || e->sched.n_preemptions - p->n_before < PREEMPTED_OFTEN)
         return;
     p->was_told = true;
-    log_warn("engine: %d preemptions within a minute: too few KV pages for the sequences, which "
+    log_warn("engine: %d preemptions within a minute: there are too few KV pages, and sequences "
              "are computed again; raise gpu_memory_utilization or tensor_parallel_size, or lower "
              "max_num_seqs, max_num_batched_tokens or max_model_len",
              PREEMPTED_OFTEN);
