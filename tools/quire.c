@@ -10,11 +10,11 @@
 static const struct {
     const char *name;
     int (*run)(int argc, char **argv);
-} commands[] = {{"batch", quire_batch}, {"bench", quire_bench},
-                {"chat", quire_chat},   {"doctor", quire_doctor},
-                {"eval", quire_eval},   {"generate", quire_generate},
-                {"plan", quire_plan},   {"quantize", quire_quantize},
-                {"serve", quire_serve}, {"top", quire_top}};
+} commands[] = {
+    {"batch", quire_batch},       {"bench", quire_bench},   {"cache", quire_cache},
+    {"chat", quire_chat},         {"doctor", quire_doctor}, {"eval", quire_eval},
+    {"generate", quire_generate}, {"plan", quire_plan},     {"quantize", quire_quantize},
+    {"serve", quire_serve},       {"top", quire_top}};
 
 int main(int argc, char **argv)
 {
@@ -28,6 +28,7 @@ int main(int argc, char **argv)
             "usage: quire batch IN.jsonl OUT.jsonl [--model FOLDER | --url URL] [options]\n"
             "       quire bench latency|throughput|kernel --model FOLDER [options]\n"
             "       quire bench serve [--url URL] [--request-rate R] [options]\n"
+            "       quire cache DIR | --host FILE [--summary] [--verify] [options]\n"
             "       quire chat [--url URL] [--model NAME] [--system TEXT] [options]\n"
             "       quire doctor [--config FILE]\n"
             "       quire eval perplexity|choices FOLDER FILE [--len N] [settings]\n"

@@ -2,7 +2,7 @@
  *
  * The index of the page store on disk: LMDB, and the layout of its values and of the page file's
  * headers. Only store_db.c includes lmdb.h; both the engine's store (store.c) and the operator's
- * tool (tools/lmdb-dump.c) use this interface.
+ * tool (tools/dump_cache.c) use this interface.
  *
  *   meta    "format" -> struct store_format
  *   spaces  u32 index -> struct store_space      one per model (namespace)
