@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * lmdb-dump and quire cache: print the contents of the prefix cache on disk, whether the engine runs or not.
+ * lmdb-dump and quire cache: print the prefix cache on disk, whether the engine runs or not.
  *
  * It reads LMDB's snapshot and, with --verify, the page file. It writes nothing, and holds no lock
  * that the engine waits for. It needs write permission on lock.mdb (LMDB's reader table), so run it

@@ -8,7 +8,7 @@
 int quire_batch(int argc, char **argv);
 int quire_bench(int argc, char **argv);
 int quire_bench_serve(int argc, char **argv); /* called by quire_bench() */
-int quire_cache(int argc, char **argv); /* also the program lmdb-dump */
+int quire_cache(int argc, char **argv);       /* also the program lmdb-dump */
 int quire_chat(int argc, char **argv);
 int quire_doctor(int argc, char **argv);
 int quire_eval(int argc, char **argv);
