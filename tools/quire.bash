@@ -1,7 +1,7 @@
 # Made by tools/make-completion: change that, not this file.
 _quire() {
     local word=${COMP_WORDS[COMP_CWORD]} words=
-    case ${COMP_CWORD:-1},${COMP_WORDS[1]-} in
+    case $COMP_CWORD,${COMP_WORDS[1]-} in
     1,*)
         words="batch bench cache chat doctor eval generate plan quantize serve top --help"
         ;;

@@ -131,8 +131,10 @@ check "no line of prose is longer than 110 characters" \
 
 check "docs/configuration.md is what make-configuration makes of settings.def" \
     "$(diff docs/configuration.md <(docs/make-configuration src/base/settings.def))"
-check "tools/quire.bash is what make-completion makes" \
-    "$(diff tools/quire.bash <(tools/make-completion . "$build" 2>&1))"
+for shell in bash zsh; do
+    check "tools/quire.$shell is what make-completion makes" \
+        "$(diff "tools/quire.$shell" <(tools/make-completion "$shell" . "$build" 2>&1))"
+done
 for page in docs/man/*.[1-8]; do
     check "$page is what make-man makes" \
         "$(diff "$page" <(docs/man/make-man "$(basename "$page")" . "$build" 2>&1))"
