@@ -6,6 +6,7 @@ Method: the programs themselves on the cpu device; kills at chosen moments."""
 import asyncio
 import contextlib
 import glob
+import http.client
 import importlib.util
 import json
 import os
@@ -292,6 +293,51 @@ with tap.section("preemptions"), LLM(MODEL, device=DEVICE, cpu_threads=2, num_pa
         said = re.findall(r"WARN.*preemptions.*|<4>.*preemptions.*", f.read())
     tap.ok(n >= 16 and len(said) == 1 and "gpu_memory_utilization" in said[0],
            "frequent preemptions are warned of once, with what to change", "%d\n%s" % (n, said))
+
+with tap.section("a server and clients"):
+    log = open(os.path.join(runtime, "log"), "w+")
+    flags = ("--host 0.0.0.0 --port 0 --max-model-len 512 --gpu-memory-utilization 0.9 "
+             "--enable-prefix-caching --max-num-seqs 64 --dtype bfloat16 --served-model-name demo "
+             "--enable-auto-tool-choice --tool-call-parser hermes --trust-remote-code").split()
+    p = subprocess.Popen([QUIRE, "serve", MODEL, *flags, "--device", DEVICE, "--cpu-threads", "2"],
+                         stdout=subprocess.PIPE, stderr=log, text=True)
+    port = int(re.search(r":(\d+)/v1", p.stdout.readline()).group(1))
+    log.seek(0)
+    said = log.read()
+    tap.ok("--trust-remote-code has no effect" in said, "a flag that does nothing is told", said)
+    tap.ok(re.search(r"\d+ pages", said), "and the number of KV pages", said)
+    c = http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_S)
+    c.request("POST", "/v1/chat/completions", json.dumps(
+        {"model": "demo", "messages": ASK, "temperature": 0}),
+        {"Authorization": "Bearer dummy", "Content-Type": "application/json"})
+    tap.eq(json.loads(c.getresponse().read())["choices"][0]["message"]["content"], PARIS,
+           "a dummy key is as good as none")
+    c.request("GET", "/metrics")
+    text = c.getresponse().read().decode()
+    tap.eq([name for name in ("vllm:num_requests_running", "vllm:num_requests_waiting",
+                              "vllm:kv_cache_usage_perc", "vllm:num_preemptions_total")
+            if "\n%s{" % name not in text], [], "the metrics have vLLM's names")
+    write([line("url", messages=ASK)])
+    os.unlink(OUT)
+    told = subprocess.run([QUIRE, "batch", "-i", IN, "-o", OUT, "--url",
+                           "http://127.0.0.1:%d/v1" % port], capture_output=True, text=True)
+    tap.eq((told.returncode, answers()[0]["response"]["status_code"]), (0, 200),
+           "a batch for a server that runs, with vLLM's options")
+    data = os.path.join(runtime, "sharegpt.json")
+    with open(data, "w") as f:
+        json.dump([{"conversations": [
+            {"from": "human", "value": "What is the capital of France, and why is it so?"},
+            {"from": "gpt", "value": "The capital of France is Paris, a town on a river."}]}], f)
+    told = subprocess.run(
+        [QUIRE, "bench", "serve", "--backend", "vllm", "--model", "demo", "--port", str(port),
+         "--dataset-name", "sharegpt", "--dataset-path", data, "--num-prompts", "20",
+         "--request-rate", "100"], capture_output=True, text=True)
+    tap.ok(told.returncode == 0 and " 20 ended, 0 failed" in told.stdout and all(
+        x in told.stdout for x in ("p99", "TTFT", "TPOT", "ITL")), "a load test with vLLM's flags",
+        told.stdout + told.stderr)
+    p.send_signal(signal.SIGTERM)
+    tap.eq(p.wait(WAIT_S), 0, "it ends in good order")
+    log.close()
 
 with tap.section("doctor"):
     def doctor(**settings):
