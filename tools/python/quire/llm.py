@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
 from . import outputs
@@ -146,6 +147,18 @@ class LLM:
     def get_default_sampling_params(self):
         return None  # the server's: the model's generation_config.json
 
+    def _decoder(self):
+        """For outputs, which may outlive the server: they must not keep it."""
+        kept = weakref.ref(self)
+
+        def decode(token):
+            llm = kept()
+            try:
+                return None if llm is None else llm._decode(token)
+            except OSError:
+                return None  # it was closed
+        return decode
+
     def _decode(self, token):
         if token not in self.texts:
             text = self.tokenizer.decode([token])
@@ -180,12 +193,13 @@ class LLM:
         with self.lock:
             request_id = str(self.n_requests)
             self.n_requests += 1
+        decode = self._decoder()
         told = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
         return outputs.RequestOutput(
             request_id=request_id, prompt=prompt if isinstance(prompt, str) else None,
             prompt_token_ids=choices[0]["prompt_token_ids"],
-            prompt_logprobs=outputs.prompt_logprobs(choices[0], self._decode),
-            outputs=[outputs.completion(c, i, fields.get("logprobs", 0), self._decode)
+            prompt_logprobs=outputs.prompt_logprobs(choices[0], decode),
+            outputs=[outputs.completion(c, i, fields.get("logprobs", 0), decode)
                      for i, c in enumerate(choices)],
             finished=True, metrics=outputs.RequestMetrics(begin, end, end),
             num_cached_tokens=told.get("cached_tokens"))
