@@ -166,6 +166,8 @@ def learn(llm):
     tokenizer = llm.get_tokenizer()
     tap.eq(one.prompt_token_ids, tokenizer.encode("The future of AI is "),
            "token ids of the prompt are the tokenizer's")
+    tap.ok(llm.generate("a", greedy(thinking_token_budget=-1), False)[0].finished,
+           "a bound of the reasoning is a parameter")
     tap.eq(found.text, tokenizer.decode(found.token_ids), "those of the answer are its text")
     best = [min(step, key=lambda t: -step[t].logprob) for step in found.logprobs]
     tap.eq(best, found.token_ids, "a greedy token is the most likely one")
@@ -262,7 +264,7 @@ with tap.section("LLM"):
     learn(llm)
     crowd(llm)
     asyncio.run(load(llm.server.socket))
-    other = LLM(MODEL, device=DEVICE, cpu_threads=2)
+    other = LLM(MODEL, device=DEVICE, cpu_threads=2, trust_remote_code=False, enable_lora=False)
     tap.eq(other.chat(ASK, greedy(), False)[0].outputs[0].text, PARIS, "two engines at a time")
     kept = other.generate("Hello", greedy(logprobs=1), False)[0].outputs[0]
     n = len(servers())
@@ -373,6 +375,17 @@ with tap.section("memory"):
                           capture_output=True, text=True).stdout
     fits = [int(m.group(1)) for m in re.finditer(r"^(\d+) +as the folder +[\d.]+ ", told, re.M)]
     tap.ok(fits and min(fits) > 1, "70B in 16 bits needs more than one card of 80 GB", told)
+    with open(os.path.join(shapes, "config.json")) as f:
+        config = dict(json.load(f), quantization_config={
+            "quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm",
+            "zero_point": True})
+    with open(os.path.join(runtime, "config.json"), "w") as f:
+        json.dump(config, f)
+    told = subprocess.run([QUIRE, "plan", runtime, "--card", "80", "--len", "2048"],
+                          capture_output=True, text=True).stdout
+    row = re.search(r"^1 +as the folder +([\d.]+) ", told, re.M)
+    tap.ok(row and 30 < float(row.group(1)) < 40, "and in 4 bits one: half a byte a parameter",
+           told)
     config = json.load(open(os.path.join(SRCDIR, "tests", "bench", "llama-3.1-8b", "config.json")))
     told = subprocess.run([QUIRE, "plan", os.path.join(SRCDIR, "tests", "bench", "llama-3.1-8b")],
                           capture_output=True, text=True).stdout

@@ -21,6 +21,9 @@ SILENT = {"enforce_eager", "swap_space", "disable_log_stats", "tokenizer_mode", 
           "max_seq_len_to_capture", "tokenizer_revision", "distributed_executor_backend",
           "disable_log_requests", "download_dir", "skip_tokenizer_init"}
 
+# Options without a negative form: False is the absence of the option.
+OFF = {"trust_remote_code", "enable_log_requests", "enable_auto_tool_choice", "enable_lora"}
+
 
 def find_model(model, revision=None):
     """The folder of a model: a path, or a hub name that the local Hugging Face cache has."""
@@ -50,7 +53,7 @@ def options_of(arguments):
     options = []
     for name, value in arguments.items():
         option = "--" + name.replace("_", "-")
-        if value is None or name in SILENT:
+        if value is None or name in SILENT or (value is False and name in OFF):
             continue
         if name == "enable_sleep_mode":
             options += ["--sleep-after-s", str(SLEEP_S)] if value else []

@@ -56,6 +56,7 @@ class SamplingParams:
     guided_decoding: Optional[StructuredOutputsParams] = None
     logit_bias: Optional[Dict[int, float]] = None
     allowed_token_ids: Optional[List[int]] = None
+    thinking_token_budget: Optional[int] = None
     extra_args: Optional[Dict[str, Any]] = None  # further fields of the request
 
     def clone(self):
