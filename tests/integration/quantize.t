@@ -252,7 +252,9 @@ tap.section("families")
 FAMILIES = os.path.join(SRCDIR, "tests", "golden", "families")
 n_written = 0
 for i, family in enumerate(sorted(os.listdir(FAMILIES))):
-    for kind in ("int8", "int4") if LONG else (("int8", "int4")[i % 2],):
+    for kind in ("int8", "int4") if LONG else ("int8", "int4", None, None)[i % 4:i % 4 + 1]:
+        if kind is None:
+            continue
         out = os.path.join(DIR, "family")
         shutil.rmtree(out, ignore_errors=True)
         rc, said, err = run("quantize", os.path.join(FAMILIES, family), "--to", kind, "--out", out,
@@ -266,7 +268,7 @@ for i, family in enumerate(sorted(os.listdir(FAMILIES))):
                             1, "--input-len", 4, "--output-len", 2, "--num-pages", 2000,
                             "--max-model-len", 64)
         tap.ok(rc == 0, "%s in %s: written and read" % (family, kind), err)
-tap.ok(n_written > (40 if LONG else 20), "most families have matrices that divide", n_written)
+tap.ok(n_written > (40 if LONG else 12), "most families have matrices that divide", n_written)
 for family, gates in (("qwen3.5", ("in_proj_a", "in_proj_b")), ("qwen3-next", ("in_proj_ba",))):
     out = os.path.join(DIR, "gates-" + family)
     rc, said, err = run("quantize", os.path.join(FAMILIES, family), "--to", "int8", "--out", out)

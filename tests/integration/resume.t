@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Streams of every kind, 64 in a long run and 32 otherwise, while the engine is killed at random moments: each ends with [DONE] and,
 byte for byte, with its undisturbed text; nothing leaks and the counters add up. Two kills per
-round, ROUNDS rounds (5; 3 unless the run is a long one); on a slow machine those that begin within
+round, ROUNDS rounds (5; 2 unless the run is a long one); on a slow machine those that begin within
 ROUNDS_SECONDS (600), five at least."""
 
 import os
@@ -15,7 +15,7 @@ from harness import DEVICE, LONG, Stack, Tap, crowd, draw_seed, need_nginx, unti
 need_nginx()
 tap = Tap()
 chat = "/v1/chat/completions"
-ROUNDS = int(os.environ.get("ROUNDS") or (5 if LONG else 3))
+ROUNDS = int(os.environ.get("ROUNDS") or (5 if LONG else 2))
 SECONDS = float(os.environ.get("ROUNDS_SECONDS") or 600)
 draw_seed(tap)
 N_STREAMS = 64 if LONG else 32
