@@ -61,6 +61,15 @@ def connect(path, timeout=15):
     return k
 
 
+def listens(path):
+    """A socket's file is there before its owner listens."""
+    try:
+        connect(path).close()
+        return True
+    except OSError:
+        return False
+
+
 def gone(k):
     """Has the other side closed this connection? Nothing is to be read of it."""
     return select.select([k], [], [], 0)[0] != []
@@ -351,7 +360,7 @@ with tap.section("--listen"), Stack() as s:
     # Readers that wait for a body that does not come must not outlive the drain.
     q = Supervised(s.front_argv + ["--listen", s.path("r.sock"), "--drain-timeout-s", "1"],
                    s.path("r.log"))
-    until(lambda: os.path.exists(s.path("r.sock")), 10)
+    until(lambda: listens(s.path("r.sock")), 10)
     held = [connect(s.path("r.sock")) for _ in range(2)]
     for k in held:
         k.sendall(begin() + record(PARAMS, pairs(dict(
