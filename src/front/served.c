@@ -166,17 +166,22 @@ static int served_open(struct served *m, int handover_fd)
     return rc;
 }
 
+static bool served_has_name(const struct served *m, const char *name, size_t len)
+{
+    for (int i = 0; i < m->names.n; i++) {
+        if (strlen(m->names.at[i]) == len && memcmp(m->names.at[i], name, len) == 0)
+            return true;
+    }
+    return false;
+}
+
 struct served *served_find(struct served *at, int n, const char *name, size_t len)
 {
     struct served *any = NULL;
 
     for (int i = 0; i < n; i++) {
-        for (int k = 0; k < at[i].names.n; k++) {
-            const char *own = at[i].names.at[k];
-
-            if (strlen(own) == len && memcmp(own, name, len) == 0)
-                return &at[i];
-        }
+        if (served_has_name(&at[i], name, len))
+            return &at[i];
         if (at[i].names.any && any == NULL)
             any = &at[i];
     }
@@ -193,12 +198,8 @@ bool served_is_allowed(const struct served *m, const char *list)
     while (*name != '\0') {
         size_t len = strcspn(name, between);
 
-        if (len == 1 && *name == '*')
+        if ((len == 1 && *name == '*') || served_has_name(m, name, len))
             return true;
-        for (int i = 0; i < m->names.n; i++) {
-            if (strlen(m->names.at[i]) == len && memcmp(m->names.at[i], name, len) == 0)
-                return true;
-        }
         name += len;
         name += strspn(name, between);
     }
@@ -268,16 +269,18 @@ static int served_add(struct served *m, const struct settings *base, int argc, c
     return rc == ERR_NO_MEMORY ? rc : ERR_OK;
 }
 
-/* Does the model have a name of one before it? */
+/* Does the model have a name of one before it? One that takes any name has only its own. */
 static int served_check_names(const struct served_list *list, const struct served *m)
 {
-    for (int i = 0; i < m->names.n; i++) {
-        const char *name = m->names.at[i];
+    for (int i = 0; i < list->n; i++) {
+        for (int k = 0; k < m->names.n; k++) {
+            const char *name = m->names.at[k];
 
-        if (served_find(list->at, list->n, name, strlen(name)) == NULL)
-            continue;
-        log_error("front: two models have the name %s", name);
-        return ERR_INVALID;
+            if (!served_has_name(&list->at[i], name, strlen(name)))
+                continue;
+            log_error("front: two models have the name %s", name);
+            return ERR_INVALID;
+        }
     }
     return ERR_OK;
 }
