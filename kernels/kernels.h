@@ -55,6 +55,7 @@ struct k_matrix {
                            * are rounded to codes; NULL: found for each row */
     struct k_format format;
     int n_out, n_in;
+    const struct k_adapters *adapters; /* adapter.h; host memory; NULL: it has none */
 };
 
 /* The tokens of a step. The tokens of all sequences are stored one after another; sequence s owns

@@ -89,6 +89,8 @@ int cpu_begin(struct device *d, const struct device_batch *b)
         return rc;
     /* Borrowed until the step is sampled. */
     cpu->batch = b;
+    if (b->adapters != NULL)
+        cpu_begin_adapters(cpu);
     cpu->n_rows[at] = d->limits.n_vocab > 0 ? b->n_rows : 0;
     cpu->n_extras[at] = 0;
     cpu->n_begun++;

@@ -19,6 +19,7 @@
 #include <stdint.h>
 
 #include "base/err.h"
+#include "kernels/adapter.h"
 #include "kernels/kernels.h"
 #include "kernels/latent.h"
 #include "kernels/mamba.h"
@@ -64,6 +65,9 @@ struct device_limits {
     int state_shared; /* bytes of shared memory that a block of their kernels takes */
     int n_stages;     /* of the model; 0: one */
     bool follows;     /* a device of another process samples */
+    int n_adapters;   /* slots of adapters (kernels/adapter.h); 0: there are none */
+    int adapter_rank; /* the highest of any */
+    int adapter_in;   /* widest input of a matrix with adapters */
 };
 
 /* The stages of a model. One step more may be in flight: one for each stage, and one that begins
@@ -95,6 +99,9 @@ struct device_batch {
     const struct k_sample_row *rows; /* [n_rows]; history_at is not read */
     const int32_t *const *histories; /* [n_rows]: int32 [n_history] of each row */
     int n_rows;
+    /* int32 [n_tokens]: the slot of each token's adapter, -1: none; NULL: no token has one. Only
+     * where has_adapters of struct device is set. */
+    const int32_t *adapters;
 };
 
 /* Rows of activations. The operation that computes them writes the form that the next product
@@ -329,7 +336,8 @@ struct device_ops {
      * nothing. */
     void (*quantise)(struct device *d, struct device_rows *rows, int n, const struct k_matrix *to);
     /* y [n][n_out] = x [n][n_in] * transpose(w [n_out][n_in]) + bias (NULL: none), of x->codes if w
-     * reads codes. matmul_float() gives float32 on every device. */
+     * reads codes. matmul_float() gives float32 on every device. Both add the products of the
+     * tokens' adapters, if w and the step have any (kernels/adapter.h). */
     void (*matmul)(struct device *d, void *y, const struct device_rows *x, const struct k_matrix *w,
                    const void *bias, int n);
     void (*matmul_float)(struct device *d, float *y, const struct device_rows *x,
@@ -453,6 +461,7 @@ struct device {
     size_t allocated_bytes; /* allocated so far, by alloc() and its variants */
     size_t sleeping_bytes;  /* the part of them that sleep() gives back */
     size_t constant_bytes;  /* the part of those that the host keeps a copy of */
+    bool has_adapters;      /* products add those of adapters */
     bool is_gpu;            /* and operations are enqueued; else they run when they are called */
     int step_tokens, step_rows; /* set by begin() */
     float step_gap_us;          /* set by end(): how long the device was idle before the step */

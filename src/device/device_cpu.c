@@ -335,8 +335,8 @@ static void cpu_matmul_task(void *arg, int task, int worker)
 }
 
 /* A small product is computed by the caller, because waking threads costs more. */
-static void cpu_matmul(struct device *d, void *y, const struct device_rows *x,
-                       const struct k_matrix *w, const void *bias, int n)
+static void cpu_multiply(struct device *d, void *y, const struct device_rows *x,
+                         const struct k_matrix *w, const void *bias, int n)
 {
     struct cpu *cpu = cpu_of(d);
     struct matmul_job job = {.math = cpu->math, .n = n, .wide_len = cpu->wide_len};
@@ -363,6 +363,15 @@ static void cpu_matmul(struct device *d, void *y, const struct device_rows *x,
     job.n_out_tasks = (w->n_out + OUTS_A_TASK - 1) / OUTS_A_TASK;
     pool_run(cpu->pool, cpu_matmul_task, &job,
              job.n_out_tasks * ((n + ROWS_A_TASK - 1) / ROWS_A_TASK));
+}
+
+/* Only matrices that adapters may have, in steps with any, have more to do. */
+static void cpu_matmul(struct device *d, void *y, const struct device_rows *x,
+                       const struct k_matrix *w, const void *bias, int n)
+{
+    cpu_multiply(d, y, x, w, bias, n);
+    if (w->adapters != NULL && cpu_of(d)->batch->adapters != NULL)
+        cpu_adapt(d, y, x->data, w, n);
 }
 
 /* All results are float32 anyway. */
@@ -501,6 +510,8 @@ static int cpu_reserve(struct device *d, const struct device_limits *limits)
         return ERR_NO_MEMORY;
     if (limits->n_experts > 0 && cpu_reserve_experts(d) != ERR_OK)
         return ERR_NO_MEMORY;
+    if (limits->n_adapters > 0 && cpu_reserve_adapters(d) != ERR_OK)
+        return ERR_NO_MEMORY;
     if (cpu->stages != NULL && cpu_stages_reserve(cpu->stages, cpu->idx, limits) != ERR_OK)
         return ERR_NO_MEMORY;
     return cpu_reserve_extras(d, (size_t)limits->n_seqs);
@@ -614,6 +625,7 @@ int device_cpu_open(struct device **out, int n_threads)
     cpu->base.ops = &cpu_ops;
     cpu->base.elem_bytes = sizeof(float);
     cpu->base.rows_multiple = 1;
+    cpu->base.has_adapters = true;
     cpu->sampler = cpu;
     cpu->sleep.fd = -1;
     cpu->math = cpu_math_choose();

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Shared by the files of the cpu device: device_cpu.c (memory, products, opening), cpu_rows.c
- * (operations on rows), cpu_step.c, cpu_mix.c (attention and states), cpu_latent.c and
+ * (operations on rows), cpu_step.c, cpu_mix.c (attention and states), cpu_latent.c, cpu_adapt.c and
  * cpu_experts.c. */
 #ifndef QUIRE_DEVICE_PARTS_CPU_H
 #define QUIRE_DEVICE_PARTS_CPU_H
@@ -23,6 +23,20 @@ struct cpu_experts {
     struct k_sorted sorted;
     int32_t *touched;           /* int32 [n_experts]: those with routes */
     float *x, *ffn_in, *ff, *y; /* float [routes][width], in the order of experts */
+};
+
+/* Rows of a step with adapters, those of a slot next to each other; one of the two for tokens, one
+ * for sampled rows. */
+struct cpu_adapted_rows {
+    int32_t *order;  /* int32 [n_tokens]: a row of the step */
+    int32_t *slots;  /* int32 [n_tokens]: the slot of order[i] */
+    int32_t *starts; /* int32 [n_adapters + 1]: the first of a slot in order */
+};
+
+struct cpu_adapt {
+    struct cpu_adapted_rows tokens, rows;
+    float *x; /* float [n_tokens][adapter_in]: inputs, in that order */
+    float *t; /* float [K_ADAPTED_MAX][n_tokens][adapter_rank]: a x */
 };
 
 struct cpu {
@@ -49,6 +63,7 @@ struct cpu {
     uint64_t n_steps;                  /* that have ended */
     _Atomic uint64_t busy_us, sum_us;  /* time in steps so far, and in sums over ranks */
     struct cpu_experts experts;        /* NULL pointers in models without experts */
+    struct cpu_adapt adapt;            /* NULL pointers without adapters */
     struct cpu_sleep sleep;
     struct cpu_ranks *ranks; /* NULL: this is the only rank */
     struct cpu *sampler;     /* the device that samples: rank 0, of the last stage */
@@ -150,6 +165,13 @@ void cpu_leave_ranks(struct device *d);
 int cpu_join_stages(struct device *const *all, int n_stages, int n_parts);
 int cpu_take(struct device *d, const struct device_segment *segments, int n);
 int cpu_hand(struct device *d, const struct device_segment *segments, int n);
+
+/* --- cpu_adapt.c --- */
+int cpu_reserve_adapters(struct device *d) ERR_CHECKED;
+/* The rows of a step that begins. */
+void cpu_begin_adapters(struct cpu *cpu);
+/* y [n][w->n_out] += the products of the adapters that w and the step's rows have. */
+void cpu_adapt(struct device *d, float *y, const float *x, const struct k_matrix *w, int n);
 
 /* --- cpu_experts.c --- */
 void cpu_mix_experts(struct device *d, void *out, const struct device_experts *e, int n);

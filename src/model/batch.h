@@ -97,7 +97,9 @@ struct batch {
      *   CACHE_STATE   the first n_state_pages hold the state after the token before the step's
      *                 first, and are replaced; not read where the step begins at token 0 */
     int32_t *page_ids;
-    struct batch_row *rows; /* [n_rows], token_idx ascending */
+    const int32_t *adapters; /* int32 [n_seqs]: the slot of each sequence's adapter, -1: none; NULL:
+                              * no sequence has one */
+    struct batch_row *rows;  /* [n_rows], token_idx ascending */
     /* Not read before model_step_sample(). */
     struct batch_extra *extras; /* [n_extras], rows ascending */
     int n_extras;               /* 0 .. n_rows */

@@ -741,6 +741,7 @@ struct k_matrix loader_matrix(struct loader *l, const struct loader_tensors *all
         matrix.n_out += parts[i].slice.n_rows;
     if (l->rc == ERR_OK)
         loader_fill_matrix(l, &matrix, parts, n_parts, use, all);
+    loader_adapt(l, &matrix, all, use);
     mem_free(parts);
     return matrix;
 }

@@ -86,6 +86,11 @@ enum loader_use { USE_TABLE, USE_ADDED, USE_LAYER, USE_EXPERTS, USE_HEAD };
 struct k_matrix loader_matrix(struct loader *l, const struct loader_tensors *all,
                               enum loader_use use);
 
+/* Note a matrix of these tensors as one that adapters may have, if there are adapters and its use
+ * allows them. loader_matrix() has done so with its own. */
+void loader_adapt(struct loader *l, struct k_matrix *m, const struct loader_tensors *all,
+                  enum loader_use use);
+
 /* The bias of such a matrix. NULL on ranks above 0 if the matrix is split by columns, because
  * results of such products are summed over the ranks, and the bias must be added once. Random
  * models have zeros. */

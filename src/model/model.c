@@ -16,6 +16,7 @@
 #include "config.h"
 
 #include "base/clock.h"
+#include "base/gguf.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/must.h"
@@ -106,12 +107,38 @@ static void model_name_device(struct model *m)
                        m->device->name);
 }
 
+/* Adapters need a device that adds them, and the names of a checkpoint's tensors. */
+static int model_choose_adapters(struct model *m, const struct model_options *o)
+{
+    const char *why = NULL;
+
+    if (!m->device->has_adapters)
+        why = "the cpu device only (device = cpu)";
+    else if (o->n_nodes > 1)
+        why = "one node only (nnodes = 1)";
+    else if (gguf_is_path(o->dir))
+        why = "models in Hugging Face's format, not in GGUF files";
+    if (why != NULL) {
+        log_error("model: LoRA adapters (enable_lora, lora_modules, lora_dir) are computed on %s",
+                  why);
+        return ERR_UNSUPPORTED;
+    }
+    if (o->adapter_rank < 1 || o->adapter_rank > ADAPTER_RANK_MAX) {
+        log_error("model: max_lora_rank %d must be 1 to %d", o->adapter_rank, ADAPTER_RANK_MAX);
+        return ERR_INVALID;
+    }
+    m->shape.n_adapters = o->n_adapters;
+    m->adapter_rank = o->adapter_rank;
+    return ERR_OK;
+}
+
 /* Fill in the shape, except for pages, and check the options against each other. */
 static int model_choose_shape(struct model *m, const struct model_options *o)
 {
     struct model_shape *shape = &m->shape;
     const struct hf_config *config = &m->config;
     bool gpu = m->device->is_gpu;
+    int rc;
 
     if (gpu && config->score_cap > 0.0f) {
         log_error("model: %s: soft caps of attention scores are computed on the cpu device only "
@@ -125,6 +152,8 @@ static int model_choose_shape(struct model *m, const struct model_options *o)
                   config->arch->name);
         return ERR_UNSUPPORTED;
     }
+    if (o->n_adapters > 0 && (rc = model_choose_adapters(m, o)) != ERR_OK)
+        return rc;
     shape->is_gpu = gpu;
     shape->n_layers = config->n_layers;
     shape->dim = config->dim;
@@ -245,6 +274,9 @@ static int model_alloc_step(struct model *m, struct model_step *step)
     if (step->token_seq == NULL || step->token_pos == NULL || step->row_tokens == NULL ||
         step->rows == NULL || step->histories == NULL)
         return ERR_NO_MEMORY;
+    if (m->shape.n_adapters > 0 &&
+        (step->token_slots = mem_zalloc_array(tokens, sizeof *step->token_slots)) == NULL)
+        return ERR_NO_MEMORY;
     if (!m->ranks.posts)
         return ERR_OK;
     step->token_ids = mem_zalloc_array(tokens, sizeof *step->token_ids);
@@ -261,6 +293,7 @@ static void model_free_step(struct model_step *step)
 {
     mem_free(step->token_seq);
     mem_free(step->token_pos);
+    mem_free(step->token_slots);
     mem_free(step->row_tokens);
     mem_free(step->rows);
     mem_free(step->histories);
@@ -377,6 +410,12 @@ static struct device_limits model_rank_limits(struct model *m, const struct rank
         .n_stages = shape->n_stages,
         .follows = m->node_rank > 0,
     };
+
+    if (r->weights.adapters != NULL) {
+        limits.n_adapters = shape->n_adapters;
+        limits.adapter_rank = m->adapter_rank;
+        limits.adapter_in = adapters_widest(r->weights.adapters);
+    }
 
     for (int group = 0; group < shape->n_groups; group++)
         limits.table_pages[group] = shape->groups[group].n_state_pages;
@@ -652,7 +691,9 @@ static int model_load_weights(struct model *m, const struct model_options *o,
     const struct weights_source from = {.dir = o->dummy_weights ? NULL : o->dir,
                                         .layers = m->layers,
                                         .head = m->head,
-                                        .kv_scales = m->kv_type == K_E4M3};
+                                        .kv_scales = m->kv_type == K_E4M3,
+                                        .n_adapters = o->n_adapters,
+                                        .adapter_rank = o->adapter_rank};
     struct weights_rank ranks[RANKS_MAX];
     bool given = model_is_set(o->gemm_table);
 

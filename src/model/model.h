@@ -47,7 +47,9 @@ struct model_options {
     int num_pages;              /* 0: as many as fit */
     double gpu_memory_utilization;
     size_t cpu_kv_bytes;
-    bool sleeps; /* allocate memory in such a way that model_sleep() can give it back */
+    bool sleeps;      /* allocate memory in such a way that model_sleep() can give it back */
+    int n_adapters;   /* slots of adapters (model_adapter_place()); 0: none */
+    int adapter_rank; /* the highest of any, 1 .. ADAPTER_RANK_MAX */
 };
 
 struct settings;
@@ -77,7 +79,8 @@ struct model_shape {
                                             * with several ranks the sum of their parts */
     int n_groups;                          /* 1 .. CACHE_GROUPS_MAX */
     struct cache_group groups[CACHE_GROUPS_MAX];
-    int n_eos; /* ids that end a text: generation_config.json, else config.json */
+    int n_adapters; /* slots of adapters */
+    int n_eos;      /* ids that end a text: generation_config.json, else config.json */
     int32_t eos[8];
     bool is_gpu;
     char device[64];         /* for the log, e.g. "cpu, 2 threads" or the GPU's name */
@@ -111,6 +114,14 @@ int model_pages_of(const struct model *m, int n_tokens);
  * in flight. Only if shape.sleeps. */
 int model_sleep(struct model *m) ERR_CHECKED;
 int model_wake(struct model *m) ERR_CHECKED;
+
+/* Adapters (adapter.h). model_adapter_check(): does it fit this model? Errors as adapters_check();
+ * any thread. model_adapter_place(): copy it into a slot; waits until posted steps have run, and
+ * no step in flight may use the slot. ERR_GPU. */
+struct adapter;
+int model_adapter_check(const struct model *m, const struct adapter *a, char *why,
+                        size_t why_cap) ERR_CHECKED;
+int model_adapter_place(struct model *m, int slot, const struct adapter *a) ERR_CHECKED;
 
 /* Steps that may be in flight at once: shape.n_stages + 1, so that each stage computes one while
  * the next one begins. */

@@ -314,3 +314,35 @@ int model_follow_sleep(struct model *m, const struct node_message *order)
     answer = model_slice_through(m, sleeps ? ranks_sleep : ranks_wake);
     return node_answer(m->node, &answer, sizeof answer);
 }
+
+/* --- adapters --------------------------------------------------------------------------- */
+
+/* Rank 0 has noted all matrices, also those of other stages. */
+int model_adapter_check(const struct model *m, const struct adapter *a, char *why, size_t why_cap)
+{
+    return adapters_check(m->ranks.at[0].weights.adapters, a, why, why_cap);
+}
+
+/* An adapter and its slot, for all ranks. */
+struct placing {
+    const struct adapter *adapter;
+    int slot;
+};
+
+static int model_place_adapter(struct rank *r, void *context)
+{
+    const struct placing *placing = context;
+
+    return adapters_place(r->weights.adapters, r->device, placing->slot, placing->adapter);
+}
+
+/* Workers may still run a step that reads the table of slots. */
+int model_adapter_place(struct model *m, int slot, const struct adapter *a)
+{
+    struct placing placing = {a, slot};
+    int rc = ranks_settle(&m->ranks);
+
+    if (rc == ERR_OK)
+        rc = rank_run(&m->ranks, model_place_adapter, &placing);
+    return rc == ERR_OK ? ERR_OK : ERR_GPU;
+}

@@ -18,6 +18,7 @@
  * sampled; where steps are posted (rank.h), they also hold what the batch's arrays had. */
 struct model_step {
     int32_t *token_seq, *token_pos; /* int32 [max_num_batched_tokens] */
+    int32_t *token_slots;           /* likewise, of adapters; NULL: the model has none */
     int32_t *row_tokens;            /* int32 [max_num_seqs] */
     struct k_sample_row *rows;      /* [max_num_seqs] */
     const int32_t **histories;      /* [max_num_seqs] */
@@ -65,6 +66,7 @@ struct model {
     void *watch_context;
     struct k_logprob_row *logprobs; /* [max_num_seqs] */
     int *n_asked;                   /* [max_num_seqs], of the step's extras */
+    int adapter_rank;               /* the highest of any adapter */
     bool is_sampled;                /* the step that began last has been sampled */
 };
 

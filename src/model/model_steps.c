@@ -148,6 +148,20 @@ static void model_place_extra(struct model *m, struct model_step *step, const st
     }
 }
 
+/* The slots of the tokens' adapters. */
+static void model_place_slots(const struct model *m, struct model_step *step, const struct batch *b)
+{
+    if (b->adapters == NULL)
+        return;
+    must(step->token_slots != NULL);
+    for (int i = 0; i < b->n_seqs; i++) {
+        must(b->adapters[i] >= -1 && b->adapters[i] < m->shape.n_adapters);
+        for (int t = b->seq_start[i]; t < b->seq_start[i + 1]; t++)
+            step->token_slots[t] = b->adapters[i];
+    }
+    step->batch.adapters = step->token_slots;
+}
+
 /* The batch of the device, of the engine's arrays. */
 static void model_place_batch(struct model_step *step, const struct batch *b)
 {
@@ -326,6 +340,7 @@ int model_step_begin(struct model *m, const struct batch *b)
         model_place_row(m, step, b, i);
     /* Every rank gets a copy of this, because a device may change its batch. */
     model_place_batch(step, b);
+    model_place_slots(m, step, b);
     if (m->ranks.posts)
         model_keep_batch(m, step);
     if (m->node != NULL)

@@ -715,9 +715,14 @@ static struct k_matrix weights_tied_head(const struct loader *l)
 static void weights_load_head(struct loader *l, const struct loader_tensors *tensor,
                               const struct loader_tensors *whole)
 {
-    if (l->c->tied && k_format_is_plain(&l->from->head))
+    if (l->c->tied && k_format_is_plain(&l->from->head)) {
         l->w->head = weights_tied_head(l);
-    else if (l->share == 0 || plan_splits_head(l->part))
+        loader_adapt(l, &l->w->head,
+                     &(struct loader_tensors){.patterns = {l->c->form.names.head},
+                                              .shapes = {tensor->shapes[0]},
+                                              .n = 1},
+                     USE_HEAD);
+    } else if (l->share == 0 || plan_splits_head(l->part))
         l->w->head = loader_matrix(l, tensor, USE_HEAD);
     if (l->c->head_bias && l->share == 0)
         l->w->head_bias = loader_bias(l, whole, SPLIT_NONE);
@@ -775,7 +780,9 @@ static int weights_lay_out(struct loader *l, int rank)
     l->seed = 1;
     memset(l->w, 0, sizeof *l->w);
     l->w->layers = mem_zalloc_array((size_t)config->n_layers, sizeof *l->w->layers);
-    if (l->w->layers == NULL)
+    if (l->from->n_adapters > 0)
+        l->w->adapters = adapters_new(l->from->n_adapters, l->from->adapter_rank);
+    if (l->w->layers == NULL || (l->from->n_adapters > 0 && l->w->adapters == NULL))
         return ERR_NO_MEMORY;
     l->layer = -1;
     l->absent = !weights_has_embed(l);
@@ -793,6 +800,8 @@ static int weights_lay_out(struct loader *l, int rank)
     l->w->norm = weights_load_norm(&in, names->norm, true);
     l->absent = !l->is_last;
     weights_load_head(l, &head, &whole_head);
+    if (l->rc == ERR_OK && l->w->adapters != NULL)
+        l->rc = adapters_alloc(l->w->adapters, l->d);
     return l->rc;
 }
 
@@ -865,4 +874,6 @@ void weights_fini(struct weights *w)
 {
     mem_free(w->layers);
     w->layers = NULL;
+    adapters_free(w->adapters);
+    w->adapters = NULL;
 }

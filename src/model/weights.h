@@ -7,6 +7,7 @@
 #include "base/err.h"
 #include "base/hash.h"
 #include "device/device.h"
+#include "model/adapters.h"
 #include "model/hf_config.h"
 #include "model/plan.h"
 
@@ -67,6 +68,7 @@ struct weights {
     void *head_bias;             /* [n_vocab] or NULL */
     bool reads_codes, is_packed; /* some matrix does, or is */
     size_t bytes;                /* on the device */
+    struct adapters *adapters;   /* of its matrices (adapters.h); NULL: none */
     struct hash digest; /* rank 0 only: of every tensor's name, type and bytes in the file */
 };
 
@@ -91,7 +93,8 @@ struct weights_source {
      * row, or the plain format, which leaves them unchanged. A tied output matrix becomes a second
      * matrix. */
     struct k_format layers, head;
-    bool kv_scales; /* read k_scale and v_scale */
+    bool kv_scales;               /* read k_scale and v_scale */
+    int n_adapters, adapter_rank; /* slots for adapters, and the highest rank; 0: none */
 };
 
 /* Allocate weights on the devices and fill them. whole: the shapes of the tensors; part: the shapes

@@ -18,6 +18,7 @@
 struct run_seq {
     int32_t tokens[RUN_TOKENS];
     int n_tokens, n_computed;
+    int adapter;    /* 1 + the slot of its adapter; 0: none */
     int first_page; /* pages first_page, first_page + 1, ... are its own: run_pages() of them */
 };
 
@@ -25,6 +26,7 @@ struct run {
     struct model *m;
     struct batch b;
     int32_t token_ids[RUN_TOKENS], seq_start[RUN_SEQS + 1], kv_len[RUN_SEQS];
+    int32_t adapters[RUN_SEQS];           /* of the step's sequences: slots, or -1 */
     const struct run_seq *seqs[RUN_SEQS]; /* of the step */
     int page_step; /* pages of sequences are page_step apart: no divisor of the number of pages */
     int pages_max; /* of a sequence in a group */
@@ -117,6 +119,7 @@ static inline void run_row(struct run *r, int seq, int group)
 static inline void run_clear(struct run *r)
 {
     r->b.n_tokens = r->b.n_seqs = r->b.n_rows = 0;
+    r->b.adapters = NULL;
 }
 
 /* Add the next n tokens of a sequence to the step; its last one is sampled greedily when it is
@@ -132,6 +135,9 @@ static inline void run_add(struct run *r, struct run_seq *s, int n, bool all)
     s->n_computed += n;
     r->kv_len[seq] = s->n_computed;
     r->seqs[seq] = s;
+    r->adapters[seq] = s->adapter - 1;
+    if (s->adapter > 0)
+        r->b.adapters = r->adapters;
     for (int i = 0; i < n; i++) {
         if (!all && (i < n - 1 || s->n_computed < s->n_tokens))
             continue;

@@ -1,0 +1,270 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Adapters of a rank's matrices.
+ *
+ * Names are compared without the prefix of the text model, which depends on who saved the file. B
+ * is transposed on its way to the device, and its rows take the order of the matrix's rows: rows of
+ * queries and keys are reordered for the layer's rope (rope.h). */
+#include "model/adapters.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/must.h"
+#include "device/device.h"
+
+#define ALIGN_BYTES ((size_t)64)
+
+/* A tensor of a matrix. */
+struct adapters_target {
+    const char *name; /* without prefix */
+    struct slice slice;
+    struct k_adapted *part; /* NULL: another rank has it */
+};
+
+struct adapters {
+    struct arena arena;
+    struct adapters_target *targets; /* [n_targets] */
+    size_t n_targets, targets_cap;
+    int n_slots, rank_max, widest;
+    char *memory; /* of the device: [n_slots][slot_bytes] */
+    size_t slot_bytes;
+    float *stage; /* float [stage_len]: a matrix on its way */
+    size_t stage_len;
+};
+
+/* A name without the prefix of the text model. */
+static const char *adapters_short_name(const char *name)
+{
+    static const char *const prefixes[] = {"model.language_model.", "language_model.model.",
+                                           "language_model.",       "model.",
+                                           "transformer.",          "backbone."};
+
+    for (size_t i = 0; i < sizeof prefixes / sizeof prefixes[0]; i++) {
+        size_t len = strlen(prefixes[i]);
+
+        if (strncmp(name, prefixes[i], len) == 0)
+            return name + len;
+    }
+    return name;
+}
+
+struct adapters *adapters_new(int n_slots, int rank_max)
+{
+    struct adapters *adapters = mem_zalloc(sizeof *adapters);
+
+    must(n_slots >= 1 && rank_max >= 1);
+    if (adapters == NULL)
+        return NULL;
+    adapters->n_slots = n_slots;
+    adapters->rank_max = rank_max;
+    return adapters;
+}
+
+void adapters_free(struct adapters *a)
+{
+    if (a == NULL)
+        return;
+    mem_free(a->targets);
+    mem_free(a->stage);
+    arena_reset(&a->arena);
+    mem_free(a);
+}
+
+/* Room for one more target. */
+static bool adapters_grow(struct adapters *a)
+{
+    size_t cap = a->targets_cap == 0 ? 64 : 2 * a->targets_cap;
+    struct adapters_target *targets;
+
+    if (a->n_targets < a->targets_cap)
+        return true;
+    targets = mem_realloc(a->targets, cap * sizeof *targets);
+    if (targets == NULL)
+        return false;
+    a->targets = targets;
+    a->targets_cap = cap;
+    return true;
+}
+
+const struct k_adapters *adapters_note(struct adapters *a, const char *const *names,
+                                       const struct slice *slices, int n, bool of_rows, bool absent)
+{
+    struct k_adapters *matrix = arena_zalloc(&a->arena, sizeof *matrix);
+    int first = 0;
+
+    must(n >= 1 && n <= K_ADAPTED_MAX);
+    if (matrix == NULL)
+        return NULL;
+    matrix->n_parts = n;
+    matrix->of_rows = of_rows;
+    for (int i = 0; i < n; i++) {
+        const char *name = adapters_short_name(names[i]);
+        struct k_adapted *part = &matrix->parts[i];
+        struct adapters_target *target;
+
+        *part = (struct k_adapted){.first = first, .n_out = slices[i].n_rows};
+        part->slots = arena_zalloc(&a->arena, (size_t)a->n_slots * sizeof *part->slots);
+        if (part->slots == NULL || !adapters_grow(a))
+            return NULL;
+        target = &a->targets[a->n_targets++];
+        *target = (struct adapters_target){.slice = slices[i], .part = absent ? NULL : part};
+        if ((target->name = arena_strndup(&a->arena, name, strlen(name))) == NULL)
+            return NULL;
+        first += slices[i].n_rows;
+    }
+    return matrix;
+}
+
+static size_t adapters_aligned(size_t bytes)
+{
+    return (bytes + ALIGN_BYTES - 1) / ALIGN_BYTES * ALIGN_BYTES;
+}
+
+/* Constant memory: a sleep keeps it. */
+int adapters_alloc(struct adapters *a, struct device *d)
+{
+    size_t most = (size_t)a->rank_max;
+
+    for (size_t i = 0; i < a->n_targets; i++) {
+        const struct slice *slice = &a->targets[i].slice;
+        size_t n_in = (size_t)slice->n_cols, n_out = (size_t)slice->n_rows;
+
+        if (a->targets[i].part == NULL)
+            continue;
+        a->slot_bytes += adapters_aligned(most * n_in * d->elem_bytes) +
+                         adapters_aligned(most * n_out * d->elem_bytes);
+        if (slice->n_cols > a->widest)
+            a->widest = slice->n_cols;
+        if (most * (n_in > n_out ? n_in : n_out) > a->stage_len)
+            a->stage_len = most * (n_in > n_out ? n_in : n_out);
+    }
+    a->memory = d->ops->alloc_constant(d, (size_t)a->n_slots * a->slot_bytes + ALIGN_BYTES);
+    a->stage = mem_alloc(a->stage_len * sizeof *a->stage);
+    if (a->memory == NULL || a->stage == NULL)
+        return ERR_NO_MEMORY;
+    return ERR_OK;
+}
+
+int adapters_widest(const struct adapters *a)
+{
+    return a->widest;
+}
+
+/* --- one adapter ------------------------------------------------------------------------ */
+
+/* The pair of a target; NULL: the adapter leaves it as it is. */
+static const struct adapter_pair *adapters_pair_of(const struct adapter *of,
+                                                   const struct adapters_target *target)
+{
+    for (size_t i = 0; i < adapter_n_pairs(of); i++) {
+        const struct adapter_pair *pair = adapter_pair(of, i);
+
+        if (strcmp(adapters_short_name(pair->module), target->name) == 0)
+            return pair;
+    }
+    return NULL;
+}
+
+/* A module that no matrix is for. */
+static int adapters_refuse_module(const struct adapter_pair *pair, char *why, size_t why_cap)
+{
+    const char *reason = "the model has no such matrix, or none that takes adapters; is it of "
+                         "another base model?";
+
+    if (strstr(pair->module, "experts.") != NULL)
+        reason = "adapters of experts are not supported";
+    (void)snprintf(why, why_cap, "%.200s: %s", pair->module, reason);
+    return ERR_UNSUPPORTED;
+}
+
+int adapters_check(const struct adapters *a, const struct adapter *of, char *why, size_t why_cap)
+{
+    if (adapter_rank(of) > a->rank_max) {
+        (void)snprintf(why, why_cap, "its rank %d is above max_lora_rank %d", adapter_rank(of),
+                       a->rank_max);
+        return ERR_INVALID;
+    }
+    for (size_t i = 0; i < adapter_n_pairs(of); i++) {
+        const struct adapter_pair *pair = adapter_pair(of, i);
+        const char *name = adapters_short_name(pair->module);
+        const struct adapters_target *target = NULL;
+
+        for (size_t j = 0; j < a->n_targets && target == NULL; j++) {
+            if (strcmp(a->targets[j].name, name) == 0)
+                target = &a->targets[j];
+        }
+        if (target == NULL)
+            return adapters_refuse_module(pair, why, why_cap);
+        if (pair->a->dims[1] == target->slice.cols && pair->b->dims[0] == target->slice.rows)
+            continue;
+        (void)snprintf(why, why_cap,
+                       "%.200s is for a matrix [%lld][%lld], and the model's is [%d][%d]: it is "
+                       "of another base model",
+                       pair->module, (long long)pair->b->dims[0], (long long)pair->a->dims[1],
+                       target->slice.rows, target->slice.cols);
+        return ERR_INVALID;
+    }
+    return ERR_OK;
+}
+
+/* [rank][n_cols]: the rank's columns of A. */
+static void adapters_take_a(const struct adapter_pair *pair, const struct slice *slice, float *to)
+{
+    for (int k = 0; k < pair->rank; k++)
+        adapter_numbers(pair->a, (size_t)k * (size_t)slice->cols + (size_t)slice->col,
+                        to + (size_t)k * (size_t)slice->n_cols, (size_t)slice->n_cols);
+}
+
+/* [rank][n_rows]: the rank's rows of B, transposed. */
+static void adapters_take_b(const struct adapter_pair *pair, const struct slice *slice, float *to)
+{
+    float row[ADAPTER_RANK_MAX];
+    size_t rank = (size_t)pair->rank;
+
+    for (int i = 0; i < slice->n_rows; i++) {
+        adapter_numbers(pair->b, (size_t)slice_row(slice, i) * rank, row, rank);
+        for (size_t k = 0; k < rank; k++)
+            to[k * (size_t)slice->n_rows + (size_t)i] = row[k];
+    }
+}
+
+/* Store the n numbers of the stage at a byte of a slot. */
+static int adapters_store(struct adapters *a, struct device *d, char *to, size_t n)
+{
+    return d->ops->weights(d, to, 0, a->stage, DEVICE_F32, n);
+}
+
+int adapters_place(struct adapters *a, struct device *d, int slot, const struct adapter *of)
+{
+    char *at = a->memory + (size_t)slot * a->slot_bytes;
+    int rc = ERR_OK;
+
+    must(slot >= 0 && slot < a->n_slots && adapter_rank(of) <= a->rank_max);
+    for (size_t i = 0; i < a->n_targets && rc == ERR_OK; i++) {
+        const struct adapters_target *target = &a->targets[i];
+        const struct adapter_pair *pair = adapters_pair_of(of, target);
+        const struct slice *slice = &target->slice;
+        struct k_adapter one = {.rank = 0};
+
+        if (target->part == NULL)
+            continue;
+        if (pair != NULL) {
+            size_t n_a = (size_t)pair->rank * (size_t)slice->n_cols,
+                   n_b = (size_t)pair->rank * (size_t)slice->n_rows;
+            char *b = at + adapters_aligned(n_a * d->elem_bytes);
+
+            one = (struct k_adapter){.a = at, .b = b, .rank = pair->rank, .scale = pair->scale};
+            adapters_take_a(pair, slice, a->stage);
+            rc = adapters_store(a, d, at, n_a);
+            adapters_take_b(pair, slice, a->stage);
+            if (rc == ERR_OK)
+                rc = adapters_store(a, d, b, n_b);
+            at = b + adapters_aligned(n_b * d->elem_bytes);
+        }
+        target->part->slots[slot] = one;
+    }
+    return rc;
+}
