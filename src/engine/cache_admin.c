@@ -272,7 +272,7 @@ static void cache_admin_drop_parts(struct engine *e, const struct hash *name)
 static uint64_t cache_admin_drop_prompt(struct engine *e, const struct wire_request *request)
 {
     int block = e->shape->page_tokens;
-    struct hash name = prefix_root(&e->shape->fingerprint, request->salt);
+    struct hash name = lora_root(e, request);
     struct tables_name names[TABLES_NAMES_MAX];
     uint64_t dropped = 0;
 
@@ -439,7 +439,7 @@ int cache_admin_ask(struct engine *e, struct engine_lane *lane, uint32_t slot,
                     const struct wire_request *request)
 {
     struct cache_admin *admin = &e->cache_admin;
-    struct hash root = prefix_root(&e->shape->fingerprint, request->salt);
+    struct hash root = lora_root(e, request);
     struct cache_admin_ask *ask = &admin->asks[admin->n_asks];
     int rc = ERR_OK;
 

@@ -30,6 +30,7 @@
 #include "engine/cost.h"
 #include "engine/guide.h"
 #include "engine/held.h"
+#include "engine/lora.h"
 #include "engine/rate.h"
 #include "engine/sched.h"
 #include "engine/seq.h"
@@ -130,6 +131,7 @@ struct engine {
     struct engine_step steps[MODEL_STEPS_MAX]; /* step i is at i % MODEL_STEPS_MAX */
     unsigned n_begun, n_ended;                 /* steps begun and ended so far; they differ by the
                                                 * steps in flight */
+    int32_t *adapter_slots;                    /* int32 [max_num_seqs], of the step's sequences */
     int32_t *row_tokens;                       /* int32 [max_num_seqs], the sampled token of each
                                                 * row */
     struct batch_logprobs *logprobs;           /* [max_num_seqs], per extra */
@@ -144,6 +146,7 @@ struct engine {
     struct power power;
     struct cache_admin cache_admin;
     struct held held;
+    struct lora lora; /* adapters */
     struct seats *seats; /* of the engines that share the device; NULL: it has the device alone */
     struct engine_preempted preempted;
 

@@ -27,6 +27,7 @@ int fill_init(struct engine *e)
     batch->rows = mem_zalloc_array(n_seqs, sizeof *batch->rows);
     batch->extras = mem_zalloc_array(n_seqs, sizeof *batch->extras);
     e->row_tokens = mem_zalloc_array(n_seqs, sizeof(int32_t));
+    e->adapter_slots = mem_zalloc_array(n_seqs, sizeof *e->adapter_slots);
     e->logprobs = mem_zalloc_array(n_seqs, sizeof *e->logprobs);
     e->extra_words = mem_zalloc_array(2 * (size_t)e->guide.n_words + 2 * WIRE_BIASES_MAX +
                                           WIRE_BAD_WORDS_MAX + WIRE_ASKED_MAX,
@@ -46,7 +47,8 @@ int fill_init(struct engine *e)
     }
     if (batch->token_ids == NULL || batch->seq_start == NULL || batch->kv_len == NULL ||
         batch->page_ids == NULL || batch->rows == NULL || e->row_tokens == NULL ||
-        batch->extras == NULL || e->logprobs == NULL || e->extra_words == NULL)
+        batch->extras == NULL || e->adapter_slots == NULL || e->logprobs == NULL ||
+        e->extra_words == NULL)
         return ERR_NO_MEMORY;
     return ERR_OK;
 }
@@ -179,6 +181,7 @@ void fill_batch(struct engine *e)
     batch->n_rows = 0;
     batch->n_extras = 0;
     batch->n_masks = 0;
+    batch->adapters = NULL;
     step->waits = false;
     step->begun_us = e->now_us;
     step->load = e->sched.load;
@@ -188,6 +191,9 @@ void fill_batch(struct engine *e)
         struct seq *seq = e->sched.planned[i];
 
         batch->seq_start[i] = batch->n_tokens;
+        e->adapter_slots[i] = lora_slot_of(seq);
+        if (e->adapter_slots[i] >= 0)
+            batch->adapters = e->adapter_slots;
         batch->kv_len[i] = seq->n_computed + seq->n_ahead + seq->n_planned;
         fill_tokens(batch->token_ids + batch->n_tokens, seq);
         step->seqs[i] = seq;

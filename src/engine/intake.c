@@ -17,7 +17,6 @@
 #include "base/service.h"
 #include "engine/engine.h"
 #include "ipc/attach.h"
-#include "ipc/prefix.h"
 #include "ipc/sampling.h"
 
 #define INTAKE_GREETING_US 1000000  /* a front sends its hello as it connects */
@@ -29,7 +28,7 @@
 #define INTAKE_BAD_MAX       64   /* malformed requests; more are a bug, and the lane is dropped */
 
 /* The data of an epoll event: the kind of descriptor; for lanes INTAKE_LANE plus their index. */
-enum intake_source { INTAKE_LISTEN, INTAKE_SIGNAL, INTAKE_STORE, INTAKE_LANE };
+enum intake_source { INTAKE_LISTEN, INTAKE_SIGNAL, INTAKE_STORE, INTAKE_LORA, INTAKE_LANE };
 
 /* --- lanes ------------------------------------------------------------------------------------ */
 
@@ -60,6 +59,7 @@ int intake_init(struct engine *e)
     e->intake.epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     if (e->intake.epoll_fd == -1 || intake_watch(e, e->intake.signal_fd, INTAKE_SIGNAL) != ERR_OK ||
         intake_watch(e, e->intake.listener.fd, INTAKE_LISTEN) != ERR_OK ||
+        (e->lora.is_on && intake_watch(e, e->lora.event_fd, INTAKE_LORA) != ERR_OK) ||
         (e->tiers.store != NULL &&
          intake_watch(e, store_event_fd(e->tiers.store), INTAKE_STORE) != ERR_OK)) {
         log_error("engine: epoll: %s", strerror(errno));
@@ -88,6 +88,7 @@ static void intake_drop_lane(struct engine *e, struct engine_lane *lane, const c
     }
     cache_admin_forget_lane(e, lane);
     sleep_forget_lane(e, lane);
+    lora_forget_lane(e, lane);
     guide_lane_drop(&e->guide, &lane->guide);
     lane_detach(&lane->lane);
     (void)close(lane->control_fd); /* leaves epoll as well */
@@ -363,6 +364,7 @@ void intake_events(struct engine *e, int timeout_ms)
         case INTAKE_SIGNAL: intake_signal(e); break;
         /* Wakes the loop; tiers_poll() looks at the store in every pass. */
         case INTAKE_STORE: break;
+        case INTAKE_LORA: break; /* likewise lora_pass() */
         default: intake_lane_event(e, &e->lanes[ev[i].data.u64 - INTAKE_LANE], ev[i].events); break;
         }
     }
@@ -551,8 +553,11 @@ static int intake_sequence(struct engine *e, struct engine_lane *lane, uint32_t 
     if (rc == ERR_OK && tokens_max <= seq->n_tokens)
         rc = ERR_INVALID; /* it continues an output that is complete */
     if (rc == ERR_OK)
+        rc = lora_begin(e, seq);
+    if (rc == ERR_OK)
         rc = guide_begin(&e->guide, &lane->guide, seq, e->extra_words);
     if (rc != ERR_OK) {
+        lora_end(e, seq);
         seq_release(&e->pool, seq);
         return rc;
     }
@@ -563,7 +568,7 @@ static int intake_sequence(struct engine *e, struct engine_lane *lane, uint32_t 
     seq->arrival = e->n_requests++;
     seq->step_seen = e->n_ended;
     seq->tokens_max = tokens_max;
-    seq->root = prefix_root(&e->shape->fingerprint, request->salt);
+    seq->root = lora_root(e, request);
     intake_retain(seq, &request->generate);
     seq->maker = intake_maker(seq, request);
     lane->by_slot[slot] = seq;
@@ -586,6 +591,7 @@ static int intake_task(struct engine *e, struct engine_lane *lane, uint32_t slot
     case WIRE_GENERATE: return intake_sequence(e, lane, slot, request, retry_after_s);
     case WIRE_CACHE: return cache_admin_ask(e, lane, slot, request);
     case WIRE_POWER: return sleep_ask(e, lane, slot, &request->power);
+    case WIRE_ADAPTER: return lora_ask(e, lane, slot, request);
     default: return ERR_INVALID;
     }
 }

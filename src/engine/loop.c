@@ -240,6 +240,8 @@ static int loop_compute(struct engine *e)
 
     if (!e->sched.holds)
         tiers_prefetch(e);
+    if ((rc = lora_prepare(e)) != ERR_OK)
+        return rc;
     guide_pass(&e->guide, e->sched.running, e->sched.n_running);
     if ((rc = loop_steps(e)) != ERR_OK)
         return rc;
@@ -264,6 +266,7 @@ int engine_run(struct engine *e)
         if ((rc = sleep_pass(e)) != ERR_OK)
             return rc;
         cache_admin_pass(e);
+        lora_pass(e);
         held_pass(e);
         tiers_poll(e);
         if (e->tiers.device_failed || model_is_lost(e->model))

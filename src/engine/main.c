@@ -361,6 +361,8 @@ static int main_open(struct engine *e)
     if (rc == ERR_OK)
         rc = held_open(&e->held, e->stats.held);
     if (rc == ERR_OK)
+        rc = lora_open(e, e->stats.adapters);
+    if (rc == ERR_OK)
         main_show_config(e);
     if (rc == ERR_OK && e->tiers.host != NULL)
         host_wait(e->tiers.host, MAIN_HOST_WAIT_US);
@@ -390,6 +392,7 @@ static int main_close(struct engine *e)
 {
     int rc = tiers_save_all(e);
 
+    lora_close(e);
     cache_admin_save_rates(e);
     store_close(e->tiers.store);
     e->tiers.store = NULL;

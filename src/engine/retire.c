@@ -33,6 +33,7 @@ void retire(struct engine *e, struct seq *seq)
     retire_from_steps(e, seq);
     e->lanes[seq->lane_idx].by_slot[seq->slot] = NULL;
     guide_end(seq);
+    lora_end(e, seq);
     sched_remove(&e->sched, seq);
     seq_release(&e->pool, seq);
 }

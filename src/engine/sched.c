@@ -436,7 +436,8 @@ static bool sched_plan_waiting(struct sched *s)
         return false;
     tenants_begin(&s->tenants);
     while (sched_has_place(s) && (seq = tenants_next(&s->tenants)) != NULL) {
-        if (seq->n_loading > 0 || seq->paused || !sched_may_overtake(s, seq, blocked))
+        if (seq->n_loading > 0 || seq->awaits_adapter || seq->paused ||
+            !sched_may_overtake(s, seq, blocked))
             continue;
         if (s->long_planned && sched_is_long(s, seq)) {
             passed = true;
@@ -468,7 +469,8 @@ static struct seq *sched_displaced(const struct sched *s)
         return NULL;
     last = s->running[s->n_running - 1];
     seq = tenants_urgent(&s->tenants);
-    if (seq->n_loading > 0 || seq->paused || seq->request.priority >= last->request.priority)
+    if (seq->n_loading > 0 || seq->awaits_adapter || seq->paused ||
+        seq->request.priority >= last->request.priority)
         return NULL;
     return last;
 }

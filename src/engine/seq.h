@@ -20,6 +20,7 @@
 #include "kv/retain.h"
 #include "model/batch.h"
 
+struct lora_adapter;
 struct token_trie;
 struct guide_automaton;
 struct guide_late;
@@ -86,6 +87,9 @@ struct seq {
     struct seq_snapshot newest; /* the newest named one of the output, or the one that the sequence
                                  * began with */
     int n_snapped;              /* tokens at which the last snapshot was taken or found */
+
+    struct lora_adapter *adapter; /* NULL: none; counted in its n_seqs */
+    bool awaits_adapter;          /* it waits, and its adapter has no slot yet (lora.h) */
 
     struct retain retain; /* the priority of the pages of its first retain_tokens tokens */
     int retain_tokens;

@@ -41,6 +41,7 @@ int stats_open(struct stats *s)
     }
     s->page = &((struct wire_page *)p)->stats;
     s->held = &((struct wire_page *)p)->held;
+    s->adapters = &((struct wire_page *)p)->adapters;
     s->fd = fd;
     s->page->magic = WIRE_MAGIC;
     s->page->layout = wire_layout();

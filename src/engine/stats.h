@@ -15,9 +15,10 @@
 
 struct stats {
     struct wire_stats *page;
-    struct wire_held *held; /* in the same memory; held.h writes it */
-    int fd;                 /* memfd that is sent to the fronts; they cannot map it for writing */
-    uint64_t process_us;    /* time of the last stats_process() */
+    struct wire_held *held;         /* in the same memory; held.h writes it */
+    struct wire_adapters *adapters; /* likewise lora.h */
+    int fd;              /* memfd that is sent to the fronts; they cannot map it for writing */
+    uint64_t process_us; /* time of the last stats_process() */
 };
 
 int stats_open(struct stats *s) ERR_CHECKED;

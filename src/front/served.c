@@ -166,7 +166,14 @@ static int served_open(struct served *m, int handover_fd)
     return rc;
 }
 
-static bool served_has_name(const struct served *m, const char *name, size_t len)
+bool served_adapts(const struct served *m)
+{
+    const struct settings *s = &m->settings;
+
+    return s->enable_lora || s->lora_modules[0] != '\0' || s->lora_dir[0] != '\0';
+}
+
+bool served_has_name(const struct served *m, const char *name, size_t len)
 {
     for (int i = 0; i < m->names.n; i++) {
         if (strlen(m->names.at[i]) == len && memcmp(m->names.at[i], name, len) == 0)

@@ -57,6 +57,12 @@ struct served_list {
 /* The model with this name, which need not end with NUL; NULL: none. */
 struct served *served_find(struct served *at, int n, const char *name, size_t len);
 
+/* Is this exactly one of the model's names? "*" in its list does not count. */
+bool served_has_name(const struct served *m, const char *name, size_t len);
+
+/* Do the settings give the model's engines adapters? */
+bool served_adapts(const struct served *m);
+
 /* Is the model in the list of models that a key may use? Names are separated by commas or blanks;
  * an empty list, or "*", means all. */
 bool served_is_allowed(const struct served *m, const char *list);

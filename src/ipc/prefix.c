@@ -19,6 +19,16 @@ struct hash prefix_root(const struct hash *fingerprint, const uint8_t *salt)
     return hash_sha256(text, sizeof text, salt, 16);
 }
 
+struct hash prefix_adapted(const struct hash *root, const uint8_t *adapter)
+{
+    static const char kind[] = "quire-lora1";
+    uint8_t text[sizeof kind - 1 + HASH_BYTES];
+
+    memcpy(text, kind, sizeof kind - 1);
+    memcpy(text + sizeof kind - 1, root->bytes, HASH_BYTES);
+    return hash_sha256(text, sizeof text, adapter, HASH_BYTES);
+}
+
 struct hash prefix_name(const struct hash *parent, const int32_t *tokens, int page_tokens)
 {
     return hash_sha256(parent->bytes, HASH_BYTES, tokens, sizeof *tokens * (size_t)page_tokens);

@@ -17,6 +17,7 @@
 #include <string.h>
 
 #include "ipc/wire.h"
+#include "ipc/wire_adapters.h"
 #include "ipc/wire_stats.h"
 
 #define WIRE_HELD_BUCKETS 65536 /* a power of two; 4 MiB, of which only what is used has memory */
@@ -30,6 +31,7 @@ struct wire_held {                                                              
 struct wire_page {
     struct wire_stats stats;
     struct wire_held held;
+    struct wire_adapters adapters;
 };
 
 /* name: the bytes of a struct hash. */

@@ -109,6 +109,7 @@ enum wire_kind {
      * the logits in the order of ids; the last record is padded with zeros. */
     WIRE_PROMPT_ROW = 9,
     WIRE_ROW = 10,
+    WIRE_TEXT = 11, /* a piece of a sentence: `value` bytes, 1 to 8, in `text` */
 };
 
 /* A report on the cache is a list of rows. A row begins with a fact that names its object (tier,
@@ -132,6 +133,7 @@ enum wire_fact {
     WIRE_FACT_PRIORITY, /* of a hint; absent when the row sums up several kinds */
     WIRE_FACT_UNTIL,    /* of a hint: unix seconds; 0: without end */
     WIRE_FACT_DROPPED,  /* dropped pages, all tiers */
+    WIRE_FACT_FAILED,   /* a command has failed: the negative of its enum err; WIRE_TEXT follows */
     WIRE_FACT_HELD,     /* prompt tokens whose pages have the requested retention */
     WIRE_FACTS
 };
@@ -154,6 +156,7 @@ struct wire_out {
     union {
         uint64_t time_us; /* clock_us() when the engine had sampled it */
         uint64_t amount;  /* the number of a WIRE_FACT */
+        char text[8];     /* of a WIRE_TEXT */
         struct {          /* of log probabilities */
             float logprob;
             uint32_t rank; /* 1: most probable; 0 in a WIRE_CHOSEN: unknown */

@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #include "ipc/wire.h"
+#include "ipc/wire_adapters.h"
 #include "kernels/sampling.h"
 
 #define WIRE_STOP_IDS      16 /* stop_token_ids inside the request; more are sent as a set */
@@ -101,6 +102,16 @@ struct wire_power {
     uint32_t action; /* enum wire_power_action */
 };
 
+/* Load or unload a LoRA adapter. The end is WIRE_FIN_STOP; what failed is told by a
+ * WIRE_FACT_FAILED and the WIRE_TEXT records of a sentence. */
+enum wire_adapter_action { WIRE_LOAD_ADAPTER = 0, WIRE_UNLOAD_ADAPTER = 1 };
+
+struct wire_adapter {
+    uint32_t action; /* enum wire_adapter_action */
+    char name[WIRE_ADAPTER_NAME];
+    char path[WIRE_ADAPTER_PATH]; /* to load; below lora_dir */
+};
+
 /* The task of a request: selects the member of its union. All but WIRE_GENERATE are operators'
  * commands and bypass the queue. A further task needs a value here, a struct, a member of the
  * union, and a case in engine/intake.c. */
@@ -108,24 +119,27 @@ enum wire_task {
     WIRE_GENERATE = 0,
     WIRE_CACHE = 1,
     WIRE_POWER = 2,
+    WIRE_ADAPTER = 3,
 };
 
 /* One request as the front submits it. */
 struct wire_request {
-    uint64_t arrival_us;            /* clock_us() when the front read the request; for the latency
+    uint64_t arrival_us;   /* clock_us() when the front read the request; for the latency
                                      * metrics */
-    uint64_t deadline_us;           /* clock_us() after which the answer is useless; 0: none */
-    uint64_t arena_offset;          /* bytes from the arena's start to int32 [n_tokens] */
-    uint32_t n_tokens;              /* prompt tokens; see wire_generate.n_prompt */
-    uint32_t flags;                 /* enum wire_flags */
-    int32_t priority;               /* lower runs first */
-    uint32_t task;                  /* enum wire_task */
-    uint8_t salt[WIRE_SALT_BYTES];  /* prefixes are shared only between equal salts */
-    char tenant[WIRE_TENANT_BYTES]; /* owner of the API key, padded with NULs; "": no key */
+    uint64_t deadline_us;  /* clock_us() after which the answer is useless; 0: none */
+    uint64_t arena_offset; /* bytes from the arena's start to int32 [n_tokens] */
+    uint32_t n_tokens;     /* prompt tokens; see wire_generate.n_prompt */
+    uint32_t flags;        /* enum wire_flags */
+    int32_t priority;      /* lower runs first */
+    uint32_t task;         /* enum wire_task */
+    uint8_t adapter[WIRE_ADAPTER_DIGEST]; /* the adapter's content; zeros: none */
+    uint8_t salt[WIRE_SALT_BYTES];        /* prefixes are shared only between equal salts */
+    char tenant[WIRE_TENANT_BYTES];       /* owner of the API key, padded with NULs; "": no key */
     union {
         struct wire_generate generate;
         struct wire_cache cache;
         struct wire_power power;
+        struct wire_adapter change;
     };
 };
 

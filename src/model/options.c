@@ -9,6 +9,9 @@
 
 struct model_options model_options_of(const struct settings *settings)
 {
+    bool adapts = settings->enable_lora || settings->lora_modules[0] != '\0' ||
+                  settings->lora_dir[0] != '\0';
+
     return (struct model_options){
         .dir = settings->model,
         .device = settings->device,
@@ -26,6 +29,8 @@ struct model_options model_options_of(const struct settings *settings)
         .master_port = settings->master_port,
         .uses_nccl = settings->disable_custom_all_reduce,
         .whole_experts = settings->enable_expert_parallel,
+        .n_adapters = adapts ? settings->max_loras : 0,
+        .adapter_rank = settings->max_lora_rank,
         .page_tokens = settings->page_tokens,
         .max_num_seqs = settings->max_num_seqs,
         .max_num_batched_tokens = settings->max_num_batched_tokens,

@@ -5,7 +5,7 @@ set -u
 cd "${builddir:-.}" || exit 1
 command -v objdump >/dev/null || { echo "1..0 # SKIP objdump is not installed"; exit 0; }
 # log level; fault table; the choice of kernels; the seal of memory; a digest context per thread; the watchdog's period
-listed='log_level_max kernels_portable fault_armed fault_points mem_sealed hash_ctx hash_md period_us last_us'
+listed='log_level_max kernels_portable fault_armed fault_points mem_sealed mem_exempt hash_ctx hash_md period_us last_us'
 wrong=$(for lib in libbase libipc libtext libgrammar libfront libkv libengine libmodel libdevice libkernels; do
     [ -f $lib.a ] || continue
     objdump -t $lib.a 2>/dev/null | awk -v lib=$lib \

@@ -22,6 +22,8 @@ api_fn api_detokenize;     /* POST /detokenize */
 api_fn api_models;         /* GET /v1/models, /v1/models/NAME */
 api_fn api_load_model;     /* POST /v1/models/load */
 api_fn api_unload_model;   /* POST /v1/models/unload */
+api_fn api_load_lora;      /* POST /v1/load_lora_adapter */
+api_fn api_unload_lora;    /* POST /v1/unload_lora_adapter */
 api_fn api_index;          /* GET /v1 */
 api_fn api_openapi;        /* GET /openapi.json */
 api_fn api_tokenizer_info; /* GET /tokenizer_info */

@@ -134,7 +134,7 @@ static int cache_spread(struct exchange *x, const struct gen *from, bool attache
 }
 
 /* A command without a prompt. Every request has at least one token; the engine ignores this one. */
-static void cache_ask_alone(struct exchange *x, const struct wire_request *r, bool attached)
+void cache_ask_alone(struct exchange *x, const struct wire_request *r, bool attached)
 {
     struct gen from = {.n_prompt = 1, .request = *r};
     int rc = token_list_add(&from.tokens, 0);
@@ -653,6 +653,7 @@ static void cache_answer(struct exchange *x)
         buf_printf(&buf, "\"is_sleeping\":%s}",
                    json_flag_text(request->power.action == WIRE_SLEEP));
         break;
+    case WIRE_ADAPTER: lora_answer(x); return;
     }
     for (int i = 0; i < x->n_gens; i++)
         buf.failed = buf.failed || x->gens[i].facts.failed;

@@ -85,6 +85,51 @@ static void models_add(struct served *m, struct buf *b, const char *name, size_t
     buf_add_byte(b, '}');
 }
 
+/* An adapter, as vLLM shows it: its parent is the model, its root the folder. */
+static void models_add_adapter(struct served *m, struct buf *b, const struct wire_adapter_row *row)
+{
+    struct link_state engine;
+
+    engines_read_state(&m->engines, &engine, 0);
+    buf_add_text(b, "{\"id\":");
+    buf_add_json_string(b, row->name, strlen(row->name));
+    buf_printf(b, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"quire\",\"root\":",
+               (long long)m->model_unix_s);
+    buf_add_json_string(b, row->path, strlen(row->path));
+    buf_add_text(b, ",\"parent\":");
+    buf_add_json_string(b, m->model_name, strlen(m->model_name));
+    buf_printf(b, ",\"max_model_len\":%u}", engine.max_model_len);
+}
+
+/* All adapters of a model, behind its names. */
+static void models_add_adapters(struct served *m, struct buf *b)
+{
+    struct wire_adapter_row row;
+
+    for (uint32_t i = 0; engines_adapter(&m->engines, i, &row); i++) {
+        buf_add_byte(b, ',');
+        models_add_adapter(m, b, &row);
+    }
+}
+
+/* The adapter of a name, of a model that the key may use; false: there is none. */
+static bool models_find_adapter(const struct front *f, struct buf *b, const char *name, size_t len,
+                                const struct models_view *view)
+{
+    struct wire_adapter_row row;
+
+    for (int i = 0; i < f->n_served; i++) {
+        struct served *m = &f->served[i];
+
+        if (!served_is_allowed(m, view->list) ||
+            !engines_find_adapter(&m->engines, name, len, &row))
+            continue;
+        models_add_adapter(m, b, &row);
+        return true;
+    }
+    return false;
+}
+
 /* All names of all models that the key may use. */
 static void models_add_all(const struct front *f, struct buf *b, const struct models_view *view)
 {
@@ -99,6 +144,8 @@ static void models_add_all(const struct front *f, struct buf *b, const struct mo
             any = true;
             models_add(m, b, m->names.at[k], strlen(m->names.at[k]), view);
         }
+        if (served_is_allowed(m, view->list))
+            models_add_adapters(m, b);
     }
     buf_add_text(b, "]}");
 }
@@ -112,14 +159,16 @@ void api_models(struct front *f, struct exchange *x, const struct json *body)
     size_t len = 0;
     const char *one = api_model_asked(x, &len);
     struct served *m = one == NULL ? NULL : served_find(f->served, f->n_served, one, len);
+    bool is_adapter = one != NULL && (m == NULL || !served_has_name(m, one, len)) &&
+                      models_find_adapter(f, &buf, one, len, &view);
     char why[512];
 
     (void)body;
     if (one == NULL) {
         models_add_all(f, &buf, &view);
-    } else if (m != NULL && served_is_allowed(m, view.list)) {
+    } else if (!is_adapter && m != NULL && served_is_allowed(m, view.list)) {
         models_add(m, &buf, one, len, &view);
-    } else {
+    } else if (!is_adapter) {
         /* The message names at most 200 bytes of the client's text. */
         (void)snprintf(why, sizeof why, "the model '%.*s' does not exist; this server has '%s'",
                        len > 200 ? 200 : (int)len, one, f->served[0].model_name);

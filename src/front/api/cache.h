@@ -26,6 +26,12 @@ bool cache_allows(const struct front *f, struct exchange *x);
  * there now; otherwise it waits for one, which starts it. */
 void cache_ask_power(struct exchange *x, enum wire_power_action action, bool attached);
 
+/* Make x the command *r, to the engines of its model; attached: as above. */
+void cache_ask_alone(struct exchange *x, const struct wire_request *r, bool attached);
+
+/* Make the answer of a command about an adapter (api_lora.c). */
+void lora_answer(struct exchange *x);
+
 /* Called by the streamer: a fact has arrived; all of g have arrived. The last engine's end makes
  * the answer. */
 void cache_fact(struct gen *g, const struct wire_out *o);

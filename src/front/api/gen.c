@@ -139,6 +139,7 @@ static bool gen_read_fields(struct front *f, struct exchange *x, const struct js
         retention_limit(&fields->request.generate, f->settings.client_retention_max);
     if (!policy_read(&f->settings, x, &fields->request))
         return false;
+    memcpy(fields->request.adapter, x->adapter_digest, sizeof fields->request.adapter);
     if (fields->bad_words != NULL)
         rc = token_rules_read_bad_words(&x->token_rules, &x->arena, x->served->tokenizer,
                                         fields->bad_words, reason.text, sizeof reason.text);
@@ -184,7 +185,7 @@ bool gen_prepare(struct front *f, struct exchange *x, const struct json *body,
 
     must(n_prompts > 0);
     x->format = format;
-    x->model = x->served->model_name;
+    x->model = x->adapter != NULL ? x->adapter : x->served->model_name;
     x->role = x->served->settings.response_role;
     x->fingerprint = x->served->fingerprint;
     if (!gen_read_fields(f, x, body, &fields))

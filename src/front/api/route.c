@@ -75,6 +75,10 @@ static const struct route routes[] = {
      "Start or wake the engine of a model"},
     {"/v1/models/unload", "POST", api_unload_model, SHAPE_OPENAI, ADMIN, BODY, NULL,
      "Put the engine of a model to sleep"},
+    {"/v1/load_lora_adapter", "POST", api_load_lora, SHAPE_OPENAI, ADMIN, BODY, NULL,
+     "Load a LoRA adapter"},
+    {"/v1/unload_lora_adapter", "POST", api_unload_lora, SHAPE_OPENAI, ADMIN, BODY, NULL,
+     "Unload a LoRA adapter"},
     {"/v1", "GET", api_index, SHAPE_OPENAI, KEYED, WHOLE, NULL, "The endpoints"},
     {"/tokenize", "POST", api_tokenize, SHAPE_OPENAI, KEYED, BODY, NULL,
      "Text or a chat to token ids"},
@@ -270,7 +274,7 @@ static void route_look(struct exchange *x)
         }
         held = arena_alloc(&x->arena, sizeof *held * (size_t)x->served->engines.n);
         if (held != NULL)
-            engines_look(&x->served->engines, g->tokens.ids, g->n_prompt, g->request.salt, held);
+            engines_look(&x->served->engines, g->tokens.ids, g->n_prompt, &g->request, held);
         g->held = held;
     }
 }
@@ -319,6 +323,50 @@ static bool route_no_model(struct exchange *x, const char *name, size_t len)
     return false;
 }
 
+/* Is the name that of an adapter of model m? Then the request is for it. */
+static bool route_take_adapter(struct exchange *x, struct served *m, const char *name, size_t len)
+{
+    struct wire_adapter_row row;
+
+    if (m->why != NULL || !engines_find_adapter(&m->engines, name, len, &row))
+        return false;
+    x->served = m;
+    x->adapter = arena_strndup(&x->arena, row.name, strlen(row.name));
+    memcpy(x->adapter_digest, row.digest, sizeof x->adapter_digest);
+    return x->adapter != NULL;
+}
+
+/* Is the name that of an adapter of a model that this key may use? Names of models come first. */
+static bool route_find_adapter(const struct front *f, struct exchange *x, const char *name,
+                               size_t len, bool keyed)
+{
+    const char *list = fcgi_param(x->fcgi, "QUIRE_MODELS");
+
+    for (int i = 0; i < f->n_served; i++) {
+        if (served_has_name(&f->served[i], name, len))
+            return false;
+    }
+    for (int i = 0; i < f->n_served; i++) {
+        if ((!keyed || served_is_allowed(&f->served[i], list)) &&
+            route_take_adapter(x, &f->served[i], name, len))
+            return true;
+    }
+    return false;
+}
+
+/* Before the first engine, a name that is no model's may be an adapter's. False after an error
+ * answer. */
+static bool route_knows_adapters(struct exchange *x, const char *name, size_t len)
+{
+    struct served *m = x->served;
+
+    if (m->on_demand || names_have(&m->names, name, len) || !served_adapts(m) ||
+        engines_were_there(&m->engines))
+        return true;
+    exchange_reply_error(x, ERR_ENGINE_GONE, NULL, "model", 1);
+    return false;
+}
+
 /* The model, if this key may use it. keyed: the request has a key. */
 static bool route_set_model(struct front *f, struct exchange *x, const char *name, size_t len,
                             bool keyed)
@@ -326,6 +374,8 @@ static bool route_set_model(struct front *f, struct exchange *x, const char *nam
     const char *list = fcgi_param(x->fcgi, "QUIRE_MODELS");
     struct served *m = NULL;
 
+    if (name != NULL && route_find_adapter(f, x, name, len, keyed))
+        return true;
     if (name != NULL)
         m = served_find(f->served, f->n_served, name, len);
     for (int i = 0; i < f->n_served && name == NULL && m == NULL; i++) {
@@ -357,8 +407,10 @@ static bool route_choose(struct front *f, struct exchange *x, const struct route
 
     /* A server of one model checks names where it reads the fields. */
     if (!f->served[0].on_demand &&
-        (!keyed || served_is_allowed(&f->served[0], fcgi_param(x->fcgi, "QUIRE_MODELS"))))
-        return true;
+        (!keyed || served_is_allowed(&f->served[0], fcgi_param(x->fcgi, "QUIRE_MODELS")))) {
+        return name == NULL || route_find_adapter(f, x, name, len, keyed) ||
+               route_knows_adapters(x, name, len);
+    }
     return route_set_model(f, x, name, len, keyed);
 }
 

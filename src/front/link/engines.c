@@ -334,9 +334,10 @@ void engines_read_state(struct engines *e, struct link_state *out, uint64_t now_
 
 /* The size of a page and the root of the names, which are those of all engines. False: there was no
  * engine yet. */
-static bool engines_root(struct engines *e, const uint8_t salt[WIRE_SALT_BYTES], struct hash *root,
+static bool engines_root(struct engines *e, const struct wire_request *r, struct hash *root,
                          uint32_t *page_tokens)
 {
+    static const uint8_t none[WIRE_ADAPTER_DIGEST];
     struct wire_welcome engine = {0};
 
     for (int i = 0; i < e->n && engine.page_tokens == 0; i++) {
@@ -348,7 +349,9 @@ static bool engines_root(struct engines *e, const uint8_t salt[WIRE_SALT_BYTES],
     if (engine.page_tokens == 0)
         return false;
     memcpy(root->bytes, engine.fingerprint, sizeof root->bytes);
-    *root = prefix_root(root, salt);
+    *root = prefix_root(root, r->salt);
+    if (memcmp(r->adapter, none, sizeof none) != 0)
+        *root = prefix_adapted(root, r->adapter);
     *page_tokens = engine.page_tokens;
     return true;
 }
@@ -356,14 +359,14 @@ static bool engines_root(struct engines *e, const uint8_t salt[WIRE_SALT_BYTES],
 /* Some names at a time, so that a prompt that no engine has costs little, and the locks are held
  * for a moment only. */
 void engines_look(struct engines *e, const int32_t *tokens, uint32_t n_tokens,
-                  const uint8_t salt[WIRE_SALT_BYTES], uint32_t *held)
+                  const struct wire_request *r, uint32_t *held)
 {
     struct hash names[ENGINES_NAMES];
     uint32_t page_tokens, n_pages;
     bool goes_on = true;
 
     memset(held, 0, sizeof *held * (size_t)e->n);
-    if (!engines_root(e, salt, &names[0], &page_tokens))
+    if (!engines_root(e, r, &names[0], &page_tokens))
         return;
     n_pages = n_tokens / page_tokens;
     for (uint32_t at = 0; at < n_pages && goes_on; at += ENGINES_NAMES) {
@@ -402,4 +405,38 @@ int engines_turns_away(struct engines *e, const char tenant[WIRE_TENANT_BYTES])
     if (best == -1)
         return 0;
     return link_turns_away(&e->links[best], tenant);
+}
+
+bool engines_find_adapter(struct engines *e, const char *name, size_t len,
+                          struct wire_adapter_row *out)
+{
+    for (int i = 0; i < e->n; i++) {
+        if (link_find_adapter(&e->links[i], name, len, out))
+            return true;
+    }
+    return false;
+}
+
+bool engines_were_there(struct engines *e)
+{
+    bool any = false;
+
+    for (int i = 0; i < e->n && !any; i++) {
+        (void)pthread_mutex_lock(&e->links[i].lock);
+        any = e->links[i].page != NULL;
+        (void)pthread_mutex_unlock(&e->links[i].lock);
+    }
+    return any;
+}
+
+/* Those of the first that was there. */
+bool engines_adapter(struct engines *e, uint32_t i, struct wire_adapter_row *out)
+{
+    for (int k = 0; k < e->n; k++) {
+        struct wire_adapter_row first;
+
+        if (link_adapter(&e->links[k], 0, &first))
+            return link_adapter(&e->links[k], i, out);
+    }
+    return false;
 }

@@ -62,10 +62,20 @@ int engines_retry_after(const struct engines *e);
  * ones are, the ages of the one that lives best, the sum of the loads, the least max_model_len. */
 void engines_read_state(struct engines *e, struct link_state *out, uint64_t now_us);
 
-/* The tokens of a prompt, int32 [n_tokens], that each engine has in its cache: held [engines]. They
+/* The tokens of a prompt, int32 [n_tokens], of request r, that each engine has in its cache: held [engines]. They
  * are whole pages, and at most a few seconds old. 0.2 us per page that one of them has. */
 void engines_look(struct engines *e, const int32_t *tokens, uint32_t n_tokens,
-                  const uint8_t salt[WIRE_SALT_BYTES], uint32_t *held);
+                  const struct wire_request *r, uint32_t *held);
+
+/* The adapter of a name, by the first engine that has it; false: none has. */
+bool engines_find_adapter(struct engines *e, const char *name, size_t len,
+                          struct wire_adapter_row *out);
+
+/* Adapter i of the engines, which have the same ones; false: there are no more. */
+bool engines_adapter(struct engines *e, uint32_t i, struct wire_adapter_row *out);
+
+/* Has there been an engine? Before, nothing is known of adapters. */
+bool engines_were_there(struct engines *e);
 
 /* link_turns_away() of all engines: 0 if one of them would take a request of this tenant. */
 int engines_turns_away(struct engines *e, const char tenant[WIRE_TENANT_BYTES]);

@@ -455,6 +455,26 @@ int link_turns_away(struct link *l, const char tenant[WIRE_TENANT_BYTES])
     return again_s;
 }
 
+bool link_adapter(struct link *l, uint32_t i, struct wire_adapter_row *out)
+{
+    bool is_there;
+
+    (void)pthread_mutex_lock(&l->lock);
+    is_there = l->page != NULL && wire_adapters_at(&l->page->adapters, i, out);
+    (void)pthread_mutex_unlock(&l->lock);
+    return is_there;
+}
+
+bool link_find_adapter(struct link *l, const char *name, size_t len, struct wire_adapter_row *out)
+{
+    bool is_there;
+
+    (void)pthread_mutex_lock(&l->lock);
+    is_there = l->page != NULL && wire_adapters_find(&l->page->adapters, name, len, out);
+    (void)pthread_mutex_unlock(&l->lock);
+    return is_there;
+}
+
 void link_publish(struct link *l)
 {
     if (l->unpublished)

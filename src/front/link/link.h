@@ -115,6 +115,11 @@ void link_read_state(struct link *l, struct link_state *out, uint64_t now_us);
  * attached. */
 int link_n_held(struct link *l, const struct hash *names, int n);
 
+/* The adapters of the engine, or of the last one while none is attached. Row i, or the row of a
+ * name; false: there is none, or has been no engine. */
+bool link_adapter(struct link *l, uint32_t i, struct wire_adapter_row *out);
+bool link_find_adapter(struct link *l, const char *name, size_t len, struct wire_adapter_row *out);
+
 /* Copy the statistics page; false when there has been no engine. */
 bool link_copy_stats(struct link *l, struct wire_stats *out);
 

@@ -185,9 +185,12 @@ struct exchange {
     int64_t created;           /* unix seconds */
     bool asks;                 /* an operator's request: the answer is made of facts */
     bool probe;                /* /health?deep=1: the answer reports whether a token came */
-    const char *model;         /* the served name; lives as long as the process */
-    const char *role;          /* of a chat's answer; lives as long as the process */
-    const char *fingerprint;   /* of the build and the model; lives as long as the process */
+    const char *model;         /* the name of the model or of its adapter; lives as long as the
+                                * exchange */
+    const char *adapter;       /* the name of the adapter that the request is for; NULL: none */
+    uint8_t adapter_digest[WIRE_ADAPTER_DIGEST];
+    const char *role;              /* of a chat's answer; lives as long as the process */
+    const char *fingerprint;       /* of the build and the model; lives as long as the process */
     const struct brought *brought; /* NULL: the tokens are the engine's own */
     const char *notice;            /* value of the header X-Quire-Notice in a successful answer; or
                                     * NULL */

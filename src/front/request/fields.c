@@ -450,7 +450,7 @@ static int fields_model(struct fields_read_context *c, const struct fields_row *
 {
     if (v->kind != JSON_TEXT)
         return fields_type(c, row, "a string", v);
-    if (names_have(c->names, v->text, v->text_len))
+    if (c->x->adapter != NULL || names_have(c->names, v->text, v->text_len))
         return ERR_OK;
     (void)snprintf(c->why, c->why_cap, "the model '%.200s' does not exist; this server has '%s'",
                    v->text, c->names->at[0]);

@@ -198,7 +198,8 @@ static void streamer_record(struct streamer *s, struct gen *g, const struct wire
     case WIRE_TOP: logprobs_record(g, o); break;
     case WIRE_PROMPT_ROW:
     case WIRE_ROW: logprobs_row(g, o, g->link->engine.n_vocab); break;
-    case WIRE_FACT: cache_fact(g, o); break;
+    case WIRE_FACT:
+    case WIRE_TEXT: cache_fact(g, o); break;
     }
     x->said_us = s->now_us;
 }

@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The LoRA adapters that an engine has, by name: a table in shared memory behind the statistics and
+ * the held prefixes. The engine writes it, and fronts look requests' models up in it.
+ *
+ * The version is odd while the table is written. A reader copies, and copies again if the version
+ * has changed meanwhile. */
+#ifndef QUIRE_IPC_WIRE_ADAPTERS_H
+#define QUIRE_IPC_WIRE_ADAPTERS_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "ipc/wire.h"
+
+#define WIRE_ADAPTERS_MAX   64
+#define WIRE_ADAPTER_NAME   128 /* bytes of a name, its NUL included */
+#define WIRE_ADAPTER_PATH   512 /* likewise of a folder's path */
+#define WIRE_ADAPTER_DIGEST 32
+#define WIRE_ADAPTERS_TRIES 1000 /* copies of a row; the engine writes for microseconds */
+
+struct wire_adapter_row {
+    char name[WIRE_ADAPTER_NAME];
+    char path[WIRE_ADAPTER_PATH];
+    uint8_t digest[WIRE_ADAPTER_DIGEST]; /* of the content; what requests refer to */
+};
+
+struct wire_adapters { /* [W: engine] */
+    _Atomic uint32_t version;
+    uint32_t n; /* 0 .. WIRE_ADAPTERS_MAX */
+    struct wire_adapter_row rows[WIRE_ADAPTERS_MAX];
+};
+
+/* Copy row i; false: there are no more rows. The texts end with NUL whatever the engine wrote. */
+static inline bool wire_adapters_at(const struct wire_adapters *a, uint32_t i,
+                                    struct wire_adapter_row *out)
+{
+    for (int try = 0; try < WIRE_ADAPTERS_TRIES; try++) {
+        uint32_t before = atomic_load_explicit(&a->version, memory_order_acquire);
+        bool is_there = i < a->n && i < WIRE_ADAPTERS_MAX;
+
+        if (is_there)
+            *out = a->rows[i];
+        atomic_thread_fence(memory_order_acquire);
+        if (before % 2 != 0 || before != atomic_load_explicit(&a->version, memory_order_relaxed))
+            continue;
+        out->name[WIRE_ADAPTER_NAME - 1] = out->path[WIRE_ADAPTER_PATH - 1] = '\0';
+        return is_there;
+    }
+    return false; /* the engine died while it wrote */
+}
+
+/* Copy the row of a name of len bytes; false: there is none. */
+static inline bool wire_adapters_find(const struct wire_adapters *a, const char *name, size_t len,
+                                      struct wire_adapter_row *out)
+{
+    if (len == 0 || len >= WIRE_ADAPTER_NAME)
+        return false;
+    for (uint32_t i = 0; i < WIRE_ADAPTERS_MAX && wire_adapters_at(a, i, out); i++) {
+        if (strlen(out->name) == len && memcmp(out->name, name, len) == 0)
+            return true;
+    }
+    return false;
+}
+
+#endif
