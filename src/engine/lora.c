@@ -441,7 +441,7 @@ static void lora_finish_again(struct lora *l)
 
         if (memcmp(&digest, &a->digest, sizeof digest) != 0) {
             adapter_close(l->job.result);
-            l->job.rc = ERR_CORRUPT;
+            l->job.rc = ERR_NO_ADAPTER;
             (void)snprintf(l->job.why, sizeof l->job.why,
                            "the folder has changed since it was loaded: load it again");
         }
