@@ -13,13 +13,14 @@ case $CURRENT,${words[2]-} in
             --cpu-threads --data-parallel-rank --data-parallel-size
             --default-chat-template-kwargs --device --disable-custom-all-reduce
             --drain-timeout-s --enable-expert-parallel --enable-force-include-usage
-            --enable-prefix-caching --engine-socket --engine-wait-ms --front-threads
-            --gemm-table --generation-config --gpu-memory-utilization --health-stall-s --help
-            --input-file --itl-target-ms --keepalive-s --kernels --kv-cache-dtype
-            --kv-host-bytes --kv-host-file --kv-retained-pct --kv-store-bytes --kv-store-dir
-            --kv-store-reserve-bytes --lane-arena-bytes --lane-slots --listen --load-format
-            --log-level --long-prefill-token-threshold --master-addr --master-port
-            --max-body-bytes --max-choices --max-lanes --max-logprobs --max-model-len
+            --enable-lora --enable-prefix-caching --engine-socket --engine-wait-ms
+            --front-threads --gemm-table --generation-config --gpu-memory-utilization
+            --health-stall-s --help --input-file --itl-target-ms --keepalive-s --kernels
+            --kv-cache-dtype --kv-host-bytes --kv-host-file --kv-retained-pct --kv-store-bytes
+            --kv-store-dir --kv-store-reserve-bytes --lane-arena-bytes --lane-slots --listen
+            --load-format --log-level --long-prefill-token-threshold --lora-dir --lora-modules
+            --master-addr --master-port --max-body-bytes --max-choices --max-cpu-loras
+            --max-lanes --max-logprobs --max-lora-rank --max-loras --max-model-len
             --max-num-batched-tokens --max-num-queued-reqs --max-num-queued-tokens
             --max-num-seqs --max-stop-strings --model --models-dir --models-max --models-run
             --nnodes --node-rank --num-pages --output-file --override-generation-config
@@ -37,15 +38,16 @@ case $CURRENT,${words[2]-} in
             --cpu-kv-bytes --cpu-threads --data-parallel-rank --data-parallel-size
             --dataset-name --dataset-path --default-chat-template-kwargs --device
             --disable-custom-all-reduce --drain-timeout-s --enable-expert-parallel
-            --enable-force-include-usage --enable-prefix-caching --endpoint --engine-socket
-            --engine-wait-ms --extra-body --front-threads --gemm-table --generation-config
-            --goodput --gpu-memory-utilization --health-stall-s --help --host --ignore-eos
-            --input-len --itl-target-ms --keepalive-s --kernels --kv-cache-dtype
-            --kv-host-bytes --kv-host-file --kv-retained-pct --kv-store-bytes --kv-store-dir
-            --kv-store-reserve-bytes --label --lane-arena-bytes --lane-slots --listen
-            --load-format --log-level --long-prefill-token-threshold --master-addr
-            --master-port --max-body-bytes --max-choices --max-concurrency --max-lanes
-            --max-logprobs --max-model-len --max-num-batched-tokens --max-num-queued-reqs
+            --enable-force-include-usage --enable-lora --enable-prefix-caching --endpoint
+            --engine-socket --engine-wait-ms --extra-body --front-threads --gemm-table
+            --generation-config --goodput --gpu-memory-utilization --health-stall-s --help
+            --host --ignore-eos --input-len --itl-target-ms --keepalive-s --kernels
+            --kv-cache-dtype --kv-host-bytes --kv-host-file --kv-retained-pct --kv-store-bytes
+            --kv-store-dir --kv-store-reserve-bytes --label --lane-arena-bytes --lane-slots
+            --listen --load-format --log-level --long-prefill-token-threshold --lora-dir
+            --lora-modules --master-addr --master-port --max-body-bytes --max-choices
+            --max-concurrency --max-cpu-loras --max-lanes --max-logprobs --max-lora-rank
+            --max-loras --max-model-len --max-num-batched-tokens --max-num-queued-reqs
             --max-num-queued-tokens --max-num-seqs --max-stop-strings --metric-percentiles
             --model --models-dir --models-max --models-run --nnodes --node-rank --num-pages
             --num-prompts --num-warmups --output-len --override-generation-config --page-tokens
@@ -79,14 +81,15 @@ case $CURRENT,${words[2]-} in
             --client-stall-s --config --cpu-kv-bytes --cpu-threads --data-parallel-rank
             --data-parallel-size --default-chat-template-kwargs --device
             --disable-custom-all-reduce --drain-timeout-s --enable-expert-parallel
-            --enable-force-include-usage --enable-prefix-caching --engine-socket
+            --enable-force-include-usage --enable-lora --enable-prefix-caching --engine-socket
             --engine-wait-ms --front-threads --gemm-table --generation-config
             --gpu-memory-utilization --health-stall-s --help --itl-target-ms --keepalive-s
             --kernels --kv-cache-dtype --kv-host-bytes --kv-host-file --kv-retained-pct
             --kv-store-bytes --kv-store-dir --kv-store-reserve-bytes --lane-arena-bytes
             --lane-slots --len --listen --load-format --log-level
-            --long-prefill-token-threshold --master-addr --master-port --max-body-bytes
-            --max-choices --max-lanes --max-logprobs --max-model-len --max-num-batched-tokens
+            --long-prefill-token-threshold --lora-dir --lora-modules --master-addr
+            --master-port --max-body-bytes --max-choices --max-cpu-loras --max-lanes
+            --max-logprobs --max-lora-rank --max-loras --max-model-len --max-num-batched-tokens
             --max-num-queued-reqs --max-num-queued-tokens --max-num-seqs --max-stop-strings
             --model --models-dir --models-max --models-run --nnodes --node-rank --num-pages
             --override-generation-config --page-tokens --pipeline-parallel-size --quantization
@@ -108,14 +111,15 @@ case $CURRENT,${words[2]-} in
             --client-special-tokens --client-stall-s --config --cpu-kv-bytes --cpu-threads
             --data-parallel-rank --data-parallel-size --default-chat-template-kwargs --device
             --disable-custom-all-reduce --drain-timeout-s --enable-expert-parallel
-            --enable-force-include-usage --enable-prefix-caching --engine-socket
+            --enable-force-include-usage --enable-lora --enable-prefix-caching --engine-socket
             --engine-wait-ms --front-threads --gemm-table --generation-config
             --gpu-memory-utilization --health-stall-s --help --itl-target-ms --keepalive-s
             --kernels --kv-cache-dtype --kv-host-bytes --kv-host-file --kv-retained-pct
             --kv-store-bytes --kv-store-dir --kv-store-reserve-bytes --lane-arena-bytes
             --lane-slots --len --listen --load-format --log-level
-            --long-prefill-token-threshold --master-addr --master-port --max-body-bytes
-            --max-choices --max-lanes --max-logprobs --max-model-len --max-num-batched-tokens
+            --long-prefill-token-threshold --lora-dir --lora-modules --master-addr
+            --master-port --max-body-bytes --max-choices --max-cpu-loras --max-lanes
+            --max-logprobs --max-lora-rank --max-loras --max-model-len --max-num-batched-tokens
             --max-num-queued-reqs --max-num-queued-tokens --max-num-seqs --max-stop-strings
             --model --models-dir --models-max --models-run --nnodes --node-rank --num-pages
             --override-generation-config --page-tokens --pipeline-parallel-size --quantization
@@ -131,14 +135,15 @@ case $CURRENT,${words[2]-} in
             --client-special-tokens --client-stall-s --config --cpu-kv-bytes --cpu-threads
             --data-parallel-rank --data-parallel-size --default-chat-template-kwargs --device
             --disable-custom-all-reduce --drain-timeout-s --enable-expert-parallel
-            --enable-force-include-usage --enable-prefix-caching --engine-socket
+            --enable-force-include-usage --enable-lora --enable-prefix-caching --engine-socket
             --engine-wait-ms --front-threads --gemm-table --generation-config
             --gpu-memory-utilization --group --health-stall-s --help --itl-target-ms
             --keepalive-s --kernels --kv-cache-dtype --kv-host-bytes --kv-host-file
             --kv-retained-pct --kv-store-bytes --kv-store-dir --kv-store-reserve-bytes
             --lane-arena-bytes --lane-slots --listen --load-format --log-level
-            --long-prefill-token-threshold --master-addr --master-port --max-body-bytes
-            --max-choices --max-lanes --max-logprobs --max-model-len --max-num-batched-tokens
+            --long-prefill-token-threshold --lora-dir --lora-modules --master-addr
+            --master-port --max-body-bytes --max-choices --max-cpu-loras --max-lanes
+            --max-logprobs --max-lora-rank --max-loras --max-model-len --max-num-batched-tokens
             --max-num-queued-reqs --max-num-queued-tokens --max-num-seqs --max-stop-strings
             --model --models-dir --models-max --models-run --nnodes --node-rank --num-pages
             --out --override-generation-config --page-tokens --pipeline-parallel-size
@@ -156,18 +161,19 @@ case $CURRENT,${words[2]-} in
             --cpu-kv-bytes --cpu-threads --data-parallel-rank --data-parallel-size
             --default-chat-template-kwargs --device --disable-custom-all-reduce
             --drain-timeout-s --enable-expert-parallel --enable-force-include-usage
-            --enable-log-requests --enable-prefix-caching --engine-socket --engine-wait-ms
-            --front-threads --gemm-table --generation-config --gpu-memory-utilization
-            --health-stall-s --help --host --itl-target-ms --keepalive-s --kernels
-            --kv-cache-dtype --kv-host-bytes --kv-host-file --kv-retained-pct --kv-store-bytes
-            --kv-store-dir --kv-store-reserve-bytes --lane-arena-bytes --lane-slots --listen
-            --load-format --log-level --long-prefill-token-threshold --master-addr
-            --master-port --max-body-bytes --max-choices --max-lanes --max-logprobs
-            --max-model-len --max-num-batched-tokens --max-num-queued-reqs
-            --max-num-queued-tokens --max-num-seqs --max-stop-strings --model --models-dir
-            --models-max --models-run --nnodes --no --node-rank --num-pages
-            --override-generation-config --page-tokens --pipeline-parallel-size --port
-            --quantization --queue-timeout-s --reasoning-parser --response-role
+            --enable-log-requests --enable-lora --enable-prefix-caching --engine-socket
+            --engine-wait-ms --front-threads --gemm-table --generation-config
+            --gpu-memory-utilization --health-stall-s --help --host --itl-target-ms
+            --keepalive-s --kernels --kv-cache-dtype --kv-host-bytes --kv-host-file
+            --kv-retained-pct --kv-store-bytes --kv-store-dir --kv-store-reserve-bytes
+            --lane-arena-bytes --lane-slots --listen --load-format --log-level
+            --long-prefill-token-threshold --lora-dir --lora-modules --master-addr
+            --master-port --max-body-bytes --max-choices --max-cpu-loras --max-lanes
+            --max-logprobs --max-lora-rank --max-loras --max-model-len --max-num-batched-tokens
+            --max-num-queued-reqs --max-num-queued-tokens --max-num-seqs --max-stop-strings
+            --model --models-dir --models-max --models-run --nnodes --no --node-rank
+            --num-pages --override-generation-config --page-tokens --pipeline-parallel-size
+            --port --quantization --queue-timeout-s --reasoning-parser --response-role
             --responses-bytes --responses-days --responses-dir --return-tokens-as-token-ids
             --served-model-name --sleep-after-s --speculative-config --split-special-tokens
             --ssl-certfile --ssl-keyfile --tensor-parallel-size --tokenizer-cache-dir

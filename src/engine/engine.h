@@ -146,7 +146,7 @@ struct engine {
     struct power power;
     struct cache_admin cache_admin;
     struct held held;
-    struct lora lora; /* adapters */
+    struct lora lora;    /* adapters */
     struct seats *seats; /* of the engines that share the device; NULL: it has the device alone */
     struct engine_preempted preempted;
 

@@ -9,8 +9,8 @@
 
 struct model_options model_options_of(const struct settings *settings)
 {
-    bool adapts = settings->enable_lora || settings->lora_modules[0] != '\0' ||
-                  settings->lora_dir[0] != '\0';
+    bool adapts =
+        settings->enable_lora || settings->lora_modules[0] != '\0' || settings->lora_dir[0] != '\0';
 
     return (struct model_options){
         .dir = settings->model,

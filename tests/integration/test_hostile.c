@@ -203,17 +203,27 @@ static void test_beyond(struct peer *honest)
     int32_t ids[8] = {-1, 1 << 30, INT32_MIN, 5000, 1, 2, 3, 4};
     struct wire_request r = {
         .n_tokens = 8, .generate = {.n_prompt = 8, .max_tokens = 4, .sampling = sampling_greedy()}};
-    struct wire_request task = {.n_tokens = 1, .task = WIRE_POWER + 1};
+    struct wire_request task = {.n_tokens = 1, .task = WIRE_ADAPTER + 1};
     struct wire_request cache = {
         .n_tokens = 1, .task = WIRE_CACHE, .cache = {.action = WIRE_DROP_ALL + 1}};
     struct wire_request power = {
         .n_tokens = 1, .task = WIRE_POWER, .power = {.action = WIRE_WAKE + 1}};
 
+    struct wire_request adapter = {
+        .n_tokens = 1, .task = WIRE_ADAPTER, .change = {.action = WIRE_UNLOAD_ADAPTER + 1}};
+
     must_ok(peer_open(&p));
+    is_int(peer_error(&p, adapter, ids), ERR_INVALID, "an action with adapters that there is not");
+    adapter.change.action = WIRE_LOAD_ADAPTER;
+    memset(adapter.change.name, 'x', sizeof adapter.change.name);
+    is_int(peer_error(&p, adapter, ids), ERR_INVALID, "a name without an end");
     is_int(peer_error(&p, r, ids), ERR_INVALID, "token ids outside the vocabulary are refused");
     is_int(peer_error(&p, task, ids), ERR_INVALID, "a task that there is not");
     is_int(peer_error(&p, cache, ids), ERR_INVALID, "an action of the cache that there is not");
     is_int(peer_error(&p, power, ids), ERR_INVALID, "one of the power");
+    memset(r.adapter, 7, sizeof r.adapter);
+    is_int(peer_error(&p, r, ids), ERR_NO_ADAPTER, "an adapter that is not loaded");
+    memset(r.adapter, 0, sizeof r.adapter);
     r.generate.sampling.top_p = 1.5f;
     is_int(peer_error(&p, r, ids + 4), ERR_INVALID, "a sampling parameter outside its range");
     peer_close(&p);

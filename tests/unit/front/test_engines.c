@@ -422,23 +422,27 @@ static void test_look(unsigned seed)
 {
     int32_t tokens[LOOK_TOKENS];
     uint32_t held[N], n_good = 0, n_far = 0, n_rounds = 300;
-    uint8_t salts[2][WIRE_SALT_BYTES] = {{0}, {9, 1}};
+    /* Two tenants, and an adapter of the second one. */
+    const struct wire_request kinds[3] = {
+        {.salt = {0}}, {.salt = {9, 1}}, {.salt = {9, 1}, .adapter = {7}}};
     struct world w;
 
     world_open(&w);
     for (int i = 0; i < N; i++)
         w.fakes[i].fingerprint = 5;
     (void)memset(held, 0xff, sizeof held);
-    engines_look(&w.engines, tokens, LOOK_TOKENS, salts[0], held);
+    engines_look(&w.engines, tokens, LOOK_TOKENS, &kinds[0], held);
     ok(held[0] == 0 && held[2] == 0, "without engines nothing is held");
     must_ok(!world_attach(&w, 0, 1));
     must_ok(!world_attach(&w, 1, 1));
     for (uint32_t round = 0; round < n_rounds; round++) {
         uint32_t want[N] = {0};
-        const uint8_t *salt = salts[round % 2];
-        struct hash fingerprint = {{5}}, name = prefix_root(&fingerprint, salt);
+        const struct wire_request *kind = &kinds[round % 3];
+        struct hash fingerprint = {{5}}, name = prefix_root(&fingerprint, kind->salt);
         uint32_t n_tokens = random_next(&seed) % LOOK_TOKENS + 1;
 
+        if (kind->adapter[0] != 0)
+            name = prefix_adapted(&name, kind->adapter);
         for (uint32_t t = 0; t < n_tokens; t++)
             tokens[t] = (int32_t)(random_next(&seed) % 1000);
         for (int i = 0; i < 2; i++)
@@ -452,12 +456,12 @@ static void test_look(unsigned seed)
                     hold(&w, i, &name);
             }
         }
-        engines_look(&w.engines, tokens, n_tokens, salt, held);
+        engines_look(&w.engines, tokens, n_tokens, kind, held);
         n_good +=
             held[0] == want[0] * PAGE_TOKENS && held[1] == want[1] * PAGE_TOKENS && held[2] == 0;
         n_far += want[0] > 40 && want[1] > 40;
-        engines_look(&w.engines, tokens, n_tokens, salts[1 - round % 2], held);
-        n_good -= held[0] != 0 || held[1] != 0; /* another tenant's */
+        engines_look(&w.engines, tokens, n_tokens, &kinds[(round + 1) % 3], held);
+        n_good -= held[0] != 0 || held[1] != 0; /* of another tenant or adapter */
         for (int i = 0; i < 2; i++)
             memset(&w.fakes[i].page->held, 0, sizeof w.fakes[i].page->held);
     }
