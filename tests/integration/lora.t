@@ -9,10 +9,11 @@ import random
 import shutil
 import signal
 import struct
+import sys
 import tempfile
 import threading
 
-from harness import BUILDDIR, MODEL_NAME, STORY, Stack, Tap, crowd, draw_seed, need_nginx, until
+from harness import BUILDDIR, MODEL, MODEL_NAME, SRCDIR, STORY, Stack, Tap, crowd, draw_seed, need_nginx, until
 
 need_nginx()
 tap = Tap()
@@ -251,6 +252,25 @@ with tap.section("folders that cannot be used"), lora() as s:
     tap.eq(sorted(names(s)), sorted([MODEL_NAME, "red"]), "nothing was added")
     tap.eq(ask(s, MODEL_NAME, 0)[0], plain[0], "the server goes on")
     tap.eq(s.engine.exits, [], "the engine too")
+
+sys.path.insert(0, os.path.join(SRCDIR, "tools", "python"))
+os.environ["QUIRE_BIN"] = os.path.join(BUILDDIR, "quire")
+from quire import LLM, LoRARequest, SamplingParams  # noqa: E402
+
+with tap.section("the Python package"), LLM(MODEL, device="cpu", cpu_threads=2, max_model_len=600,
+                                            enable_lora=True) as llm:
+    prompt = "1. " + STORY[5:]
+    params = SamplingParams(temperature=1, seed=1, max_tokens=24, ignore_eos=True)
+    got = llm.generate([prompt] * 3, params, use_tqdm=False, lora_request=[
+        None, LoRARequest("red", 1, red), LoRARequest("blue", 2, blue)])
+    tap.eq([o.outputs[0].text for o in got], [alone[m, 1] for m in MODELS],
+           "a batch has the server's texts")
+    try:
+        llm.generate(prompt, params, use_tqdm=False, lora_request=LoRARequest("no", 3, "/nowhere"))
+        said = "nothing"
+    except ValueError as e:
+        said = str(e)
+    tap.ok("No adapter found" in said, "a folder that is not there: " + said)
 
 shutil.rmtree(top, ignore_errors=True)
 tap.done()

@@ -4,10 +4,10 @@
 from .llm import LLM
 from .outputs import (BeamSearchOutput, BeamSearchSequence, CompletionOutput, Counter, Gauge,
                       Histogram, Logprob, RequestMetrics, RequestOutput)
-from .params import (BeamSearchParams, GuidedDecodingParams, SamplingParams,
+from .params import (BeamSearchParams, GuidedDecodingParams, LoRARequest, SamplingParams,
                      StructuredOutputsParams)
 
 __version__ = "0.1.0"
 __all__ = ["LLM", "BeamSearchOutput", "BeamSearchParams", "BeamSearchSequence", "CompletionOutput",
-           "Counter", "Gauge", "GuidedDecodingParams", "Histogram", "Logprob", "RequestMetrics",
+           "Counter", "Gauge", "GuidedDecodingParams", "Histogram", "LoRARequest", "Logprob", "RequestMetrics",
            "RequestOutput", "SamplingParams", "StructuredOutputsParams"]

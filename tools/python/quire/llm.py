@@ -55,7 +55,9 @@ def options_of(arguments):
         option = "--" + name.replace("_", "-")
         if value is None or name in SILENT or (value is False and name in OFF):
             continue
-        if name == "enable_sleep_mode":
+        if name == "enable_lora":
+            options += [option, "--lora-dir", "/"]  # any folder that a LoRARequest names
+        elif name == "enable_sleep_mode":
             options += ["--sleep-after-s", str(SLEEP_S)] if value else []
         elif value is True:
             options.append(option)
@@ -132,6 +134,7 @@ class LLM:
         self.tokenizer = Tokenizer(self.server)
         self.lock = threading.Lock()  # of the next two
         self.n_requests = 0
+        self.adapters = {}  # folders by the names that are loaded
         self.texts = {}  # of tokens that were looked at
 
     def close(self):
@@ -177,20 +180,29 @@ class LLM:
         told = self.server.json("/tokenize", {"prompt": prompt})
         return max(told["max_model_len"] - told["count"], 1)
 
-    def _complete(self, prompt, fields):
-        body = {"model": self.model, "prompt": prompt, "return_token_ids": True,
+    def _load(self, requests):
+        """Load the adapters that are named for the first time."""
+        for r in requests:
+            if r is None or self.adapters.get(r.lora_name) == r.lora_path:
+                continue
+            self.server.ask("POST", "/v1/load_lora_adapter", admin=True, body={
+                "lora_name": r.lora_name, "lora_path": os.path.abspath(r.lora_path)})
+            self.adapters[r.lora_name] = r.lora_path
+
+    def _complete(self, prompt, fields, lora=None):
+        body = {"model": self.model if lora is None else lora.lora_name, "prompt": prompt, "return_token_ids": True,
                 "return_tokens_as_token_ids": True, **fields}
         begin = time.time()
         return begin, self.server.json("/v1/completions", body)
 
-    def _one(self, prompt, params, priority):
+    def _one(self, prompt, params, priority, lora=None):
         """One prompt: a text, or the ids of one."""
         fields = {} if params is None else params.request()
         if params is not None and params.max_tokens is None:
             fields["max_tokens"] = self._max_tokens(prompt)
         if priority is not None:
             fields["priority"] = priority
-        begin, answer = self._complete(prompt, fields)
+        begin, answer = self._complete(prompt, fields, lora)
         end = time.time()
         choices = sorted(answer["choices"], key=lambda c: c["index"])
         with self.lock:
@@ -224,30 +236,37 @@ class LLM:
         return results
 
     def generate(self, prompts, sampling_params=None, use_tqdm=True, *, prompt_token_ids=None,
-                 priority=None):
+                 priority=None, lora_request=None):
         """Continue prompts: a text, a list of texts, {"prompt": ...}, {"prompt_token_ids": ...}, or
-        lists of them. sampling_params: one, or one per prompt. The outputs are in order."""
+        lists of them. sampling_params, lora_request: one, or one per prompt. The outputs are in
+        order."""
         if prompt_token_ids is not None:
             prompts = prompt_token_ids
         prompts = [_prompt(p) for p in _listed(prompts)]
         params = _per_prompt(sampling_params, len(prompts), "sampling_params")
         priorities = _per_prompt(priority, len(prompts), "priority")
+        loras = _per_prompt(lora_request, len(prompts), "lora_request")
+        self._load(loras)
         results = self._all(len(prompts),
-                            lambda i: self._one(prompts[i], params[i], priorities[i]), use_tqdm,
+                            lambda i: self._one(prompts[i], params[i], priorities[i], loras[i]),
+                            use_tqdm,
                             lambda r: sum(len(o.token_ids) for o in r.outputs))
         return results
 
     def chat(self, messages, sampling_params=None, use_tqdm=True, *, add_generation_prompt=True,
-             continue_final_message=False, tools=None, chat_template_kwargs=None):
+             continue_final_message=False, tools=None, chat_template_kwargs=None,
+             lora_request=None):
         """Answer a conversation, or a list of them. Texts are as the model writes them."""
         talks = messages if messages and isinstance(messages[0], list) else [messages]
         params = _per_prompt(sampling_params, len(talks), "sampling_params")
+        loras = _per_prompt(lora_request, len(talks), "lora_request")
+        self._load(loras)
 
         def one(i):
             ids = self.tokenizer.apply_chat_template(
                 talks[i], tools, add_generation_prompt, continue_final_message,
                 **(chat_template_kwargs or {}))
-            result = self._one(ids, params[i], None)
+            result = self._one(ids, params[i], None, loras[i])
             result.prompt = self.tokenizer.decode(ids)
             return result
         return self._all(len(talks), one, use_tqdm,

@@ -23,6 +23,14 @@ class StructuredOutputsParams:
         return {name: value for name, value in wish.items() if value not in (None, False)}
 
 
+@dataclass
+class LoRARequest:
+    """A LoRA adapter: its folder, as PEFT saves it. The number is vLLM's, and not used."""
+    lora_name: str
+    lora_int_id: int
+    lora_path: str
+
+
 class GuidedDecodingParams(StructuredOutputsParams):
     """vLLM's older name."""
 
