@@ -209,6 +209,7 @@ static void test_beyond(struct peer *honest)
     struct wire_request power = {
         .n_tokens = 1, .task = WIRE_POWER, .power = {.action = WIRE_WAKE + 1}};
 
+    struct wire_request adapted = r;
     struct wire_request adapter = {
         .n_tokens = 1, .task = WIRE_ADAPTER, .change = {.action = WIRE_UNLOAD_ADAPTER + 1}};
 
@@ -221,9 +222,9 @@ static void test_beyond(struct peer *honest)
     is_int(peer_error(&p, task, ids), ERR_INVALID, "a task that there is not");
     is_int(peer_error(&p, cache, ids), ERR_INVALID, "an action of the cache that there is not");
     is_int(peer_error(&p, power, ids), ERR_INVALID, "one of the power");
-    memset(r.adapter, 7, sizeof r.adapter);
-    is_int(peer_error(&p, r, ids), ERR_NO_ADAPTER, "an adapter that is not loaded");
-    memset(r.adapter, 0, sizeof r.adapter);
+    adapted.n_tokens = adapted.generate.n_prompt = 4;
+    memset(adapted.adapter, 7, sizeof adapted.adapter);
+    is_int(peer_error(&p, adapted, ids + 4), ERR_NO_ADAPTER, "an adapter that is not loaded");
     r.generate.sampling.top_p = 1.5f;
     is_int(peer_error(&p, r, ids + 4), ERR_INVALID, "a sampling parameter outside its range");
     peer_close(&p);
