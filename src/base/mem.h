@@ -35,8 +35,8 @@ size_t mem_available(void);
 /* From now on allocating is a bug. It cannot be undone, so tests use one process each. */
 void mem_seal(void);
 
-/* The calling thread may allocate all the same: for one that loads what an operator asks for, beside
- * the threads that serve. */
+/* The calling thread may allocate all the same: for one that loads what an operator asks for,
+ * beside the threads that serve. */
 void mem_exempt_thread(void);
 
 /* An arena: many allocations that are freed together. Not thread-safe; one owner at a time. */

@@ -103,7 +103,8 @@ void lora_close(struct engine *e);
 /* The name before the first page of a request. */
 struct hash lora_root(const struct engine *e, const struct wire_request *request);
 
-/* A sequence takes the adapter of its request, if that has one, until lora_end(). ERR_NO_ADAPTER. */
+/* A sequence takes the adapter of its request, if that has one, until lora_end().
+ * ERR_NO_ADAPTER. */
 int lora_begin(struct engine *e, struct seq *seq) ERR_CHECKED;
 void lora_end(struct engine *e, struct seq *seq);
 

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 
-from harness import BUILDDIR, MODEL, MODEL_NAME, SRCDIR, STORY, Stack, Tap, crowd, draw_seed, need_nginx, until
+from harness import BUILDDIR, LONG, MODEL, MODEL_NAME, SRCDIR, STORY, Stack, Tap, crowd, draw_seed, need_nginx, until
 
 need_nginx()
 tap = Tap()
@@ -98,6 +98,7 @@ def names(s):
 
 
 MODELS = [MODEL_NAME, "red", "blue"]
+N = 36 if LONG else 12
 with Stack() as s:
     plain = [ask(s, MODEL_NAME, i)[0] for i in range(3)]
     r = s.post(path, body(s, "red", 0))
@@ -124,8 +125,8 @@ with tap.section("names"), lora(host="64M", store=True) as s:
     again = {k: ask(s, *k) for k in alone}
     tap.eq({k: t for k, (t, _) in again.items()}, alone, "the same texts from the cache")
     tap.ok(all(c > 100 for _, c in again.values()), "which each finds", again)
-    answers = crowd(18, lambda k: ask(s, MODELS[k % 3], k // 3 % 3, logprobs=2)[0])
-    tap.eq(answers, [alone[MODELS[k % 3], k // 3 % 3] for k in range(18)], "the same in a crowd")
+    answers = crowd(N, lambda k: ask(s, MODELS[k % 3], k // 3 % 3, logprobs=2)[0])
+    tap.eq(answers, [alone[MODELS[k % 3], k // 3 % 3] for k in range(N)], "the same in a crowd")
     constrained = dict(structured_outputs={"regex": "[a-z]{8}"})
     r = [s.post(path, dict(body(s, m, 1), **constrained)).json["choices"][0]["text"] for m in MODELS]
     tap.ok(all(len(t) == 8 and t.islower() for t in r) and len(set(r)) == 3, "forms hold", r)
@@ -218,14 +219,39 @@ with tap.section("few places"), lora(["--max-loras", "2", "--max-cpu-loras", "1"
         tap.eq(load(s, "n%d" % i, "n%d" % i).status, 200, "adapter %d is loaded" % i)
     want = [ask(s, "n%d" % i, 0)[0] for i in range(5)]
     tap.eq(len(set(want)), 5, "five adapters in two places")
-    got = crowd(20, lambda k: ask(s, "n%d" % (k % 5), 0)[0])
-    tap.eq(got, [want[k % 5] for k in range(20)], "in turn, in a crowd")
+    got = crowd(N, lambda k: ask(s, "n%d" % (k % 5), 0)[0])
+    tap.eq(got, [want[k % 5] for k in range(N)], "in turn, in a crowd")
     write_adapter(os.path.join(lora_dir, "n0"), 99)
     ask(s, "n1", 1), ask(s, "n2", 1)
     got = ask(s, "n0", 1)
     tap.eq(got[0], 404, "a folder that changed since is another adapter: %s" % got[1])
     tap.eq(ask(s, "n3", 0)[0], want[3], "others are not disturbed")
     tap.ok(s.idle(), "nothing is left")
+
+BOTH = "red=%s, blue=%s" % (red, blue)
+DRAFTS = ["--speculative-config", json.dumps({"method": "ngram", "num_speculative_tokens": 3})]
+with tap.section("few pages, drafts, sleep"), lora(
+        DRAFTS + ["--num-pages", "40", "--max-num-seqs", "8", "--max-model-len", "400",
+                  "--max-num-batched-tokens", "48", "--sleep-after-s", "3600"], modules=BOTH) as s:
+    answers = crowd(N, lambda k: ask(s, MODELS[k % 3], k // 3 % 3)[0])
+    tap.eq(answers, [alone[MODELS[k % 3], k // 3 % 3] for k in range(N)], "the same texts")
+    tap.ok(s.metric("vllm:num_preemptions_total") > 0, "some were preempted")
+    tap.eq(s.request("POST", "/sleep", headers={"Authorization": "Bearer " + KEY}).status, 200,
+           "it sleeps")
+    tap.eq(ask(s, "blue", 2)[0], alone["blue", 2], "and has the adapter when it wakes")
+
+objects = json.dumps([{"name": "red", "path": red}, {"name": "blue", "path": blue}])
+with tap.section("stages"), lora(["--pipeline-parallel-size", "2"], modules=objects) as s:
+    answers = crowd(9, lambda k: ask(s, MODELS[k % 3], k // 3)[0])
+    tap.eq(answers, [alone[MODELS[k % 3], k // 3] for k in range(9)], "the same texts on two stages")
+
+with tap.section("two engines"), lora(n_engines=2) as s:
+    tap.eq(load(s, "blue", "blue").status, 200, "both load an adapter")
+    answers = crowd(N, lambda k: ask(s, MODELS[k % 3], k // 3 % 3)[0])
+    tap.eq(answers, [alone[MODELS[k % 3], k // 3 % 3] for k in range(N)], "the same texts")
+    s.engines[1].kill(signal.SIGKILL)
+    tap.eq([ask(s, m, 0)[0] for m in MODELS], [alone[m, 0] for m in MODELS], "one is killed")
+    tap.ok(s.until_attached() and load(s, "blue", "blue").status == 400, "it has all of them again")
 
 with tap.section("folders that cannot be used"), lora() as s:
     bad = {

@@ -62,8 +62,9 @@ int engines_retry_after(const struct engines *e);
  * ones are, the ages of the one that lives best, the sum of the loads, the least max_model_len. */
 void engines_read_state(struct engines *e, struct link_state *out, uint64_t now_us);
 
-/* The tokens of a prompt, int32 [n_tokens], of request r, that each engine has in its cache: held [engines]. They
- * are whole pages, and at most a few seconds old. 0.2 us per page that one of them has. */
+/* The tokens of a prompt, int32 [n_tokens], of request r, that each engine has in its cache: held
+ * [engines]. They are whole pages, and at most a few seconds old. 0.2 us per page that one of them
+ * has. */
 void engines_look(struct engines *e, const int32_t *tokens, uint32_t n_tokens,
                   const struct wire_request *r, uint32_t *held);
 
