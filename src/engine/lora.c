@@ -463,6 +463,8 @@ void lora_pass(struct engine *e)
 
     if (!l->is_on)
         return;
+    if (lora_job_state(l) != LORA_IDLE)
+        e->progress_us = e->now_us; /* a slow disk is not a loop that hangs */
     if (lora_job_state(l) == LORA_DONE) {
         (void)!read(l->event_fd, &count, sizeof count); /* non-blocking: empties it */
         lora_end_job(l);

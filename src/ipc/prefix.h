@@ -6,7 +6,8 @@
  *   name_i = H(name_(i-1), tokens of page i as little-endian int32)
  *
  * Equal names mean equal weights and adapters, equal page layout, equal tenant and equal tokens
- * from the first on. Names do not change over restarts, and neither do keys on disk. 0.1 us per page. */
+ * from the first on. Names do not change over restarts, and neither do keys on disk. 0.1 us per
+ * page. */
 #ifndef QUIRE_IPC_PREFIX_H
 #define QUIRE_IPC_PREFIX_H
 

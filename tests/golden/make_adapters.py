@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import random
+import shutil
 import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -91,6 +92,19 @@ def make_one(name, folder):
           [len(set(c["greedy"])) for c in cases], flush=True)
 
 
+def make_torch(out):
+    """llama-gqa-few with PyTorch's file in place of safetensors."""
+    import torch
+    from safetensors.torch import load_file
+
+    few, folder = os.path.join(out, "llama-gqa-few"), os.path.join(out, "llama-gqa-torch")
+    os.makedirs(folder, exist_ok=True)
+    torch.save(load_file(os.path.join(few, "adapter_model.safetensors")),
+               os.path.join(folder, "adapter_model.bin"))
+    for file in ("adapter_config.json", "golden.bin"):
+        shutil.copy(os.path.join(few, file), os.path.join(folder, file))
+
+
 def main():
     p = argparse.ArgumentParser()
     p.add_argument("--out", default=os.path.join(HERE, "adapters"))
@@ -99,6 +113,8 @@ def main():
     for name in ADAPTERS:
         if not args.adapters or name in args.adapters.split(","):
             make_one(name, os.path.join(args.out, name))
+    if not args.adapters or "llama-gqa-torch" in args.adapters.split(","):
+        make_torch(args.out)
 
 
 if __name__ == "__main__":

@@ -151,6 +151,7 @@ static const struct {
 } adapters[] = {
     {"llama-gqa-all", "llama-gqa", true},
     {"llama-gqa-few", "llama-gqa", true},
+    {"llama-gqa-torch", "llama-gqa", true},
     {"qwen2-window-r8", "qwen2-window", true},
     {"qwen3-rslora", "qwen3", false},
     {"phi3-pattern", "families/phi3", true},
