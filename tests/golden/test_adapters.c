@@ -149,14 +149,10 @@ static const struct {
     const char *name, *model;
     bool divides; /* by two ranks */
 } adapters[] = {
-    {"llama-gqa-all", "llama-gqa", true},
-    {"llama-gqa-few", "llama-gqa", true},
-    {"llama-gqa-torch", "llama-gqa", true},
-    {"qwen2-window-r8", "qwen2-window", true},
-    {"qwen3-rslora", "qwen3", false},
-    {"phi3-pattern", "families/phi3", true},
-    {"gpt2-conv1d", "families/gpt2", true},
-    {"qwen2-moe-shared", "families/qwen2-moe", true},
+    {"llama-gqa-all", "llama-gqa", true},   {"llama-gqa-few", "llama-gqa", true},
+    {"llama-gqa-torch", "llama-gqa", true}, {"qwen2-window-r8", "qwen2-window", true},
+    {"qwen3-rslora", "qwen3", false},       {"phi3-pattern", "families/phi3", true},
+    {"gpt2-conv1d", "families/gpt2", true}, {"qwen2-moe-shared", "families/qwen2-moe", true},
 };
 
 /* The adapter is in slot 1, between two that hold others or nothing. */
