@@ -15,6 +15,13 @@
 #define QUIRE_KERNELS_ADAPTER_H
 
 #include <stdbool.h>
+#include <stdint.h>
+
+#include "kernels/kernels.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 #define K_ADAPTED_MAX 3 /* tensors of one matrix */
 
@@ -47,5 +54,24 @@ void ref_adapt_row(float *y, const float *b, const float *t, int rank, float sca
  * `slot`. t: memory for rank numbers. float32. */
 void ref_adapt(float *y, const float *x, const struct k_adapters *adapters, int slot, int n_in,
                float *t);
+
+/* The products of a step on a GPU: y [n][stride] += those of the rows' adapters. */
+struct k_adapting {
+    struct k_adapters of; /* its slots in device memory */
+    void *y;              /* bf16, or float32 */
+    bool y_is_float;
+    const k_bf16 *x;         /* bf16 [n][n_in] */
+    float *t;                /* memory for float32 [n_parts][n][rank_max] */
+    const int32_t *adapters; /* int32: the slot of each token, -1: none */
+    const int32_t *rows;     /* int32 [n]: tokens of the rows; NULL: they are the tokens */
+    int n, n_in, stride, rank_max;
+};
+
+/* 0, or -1 if a launch fails. Deterministic; may be captured. */
+int k_adapt(const struct k_adapting *a, k_stream stream);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -4,6 +4,7 @@
 #ifndef QUIRE_TESTS_KERNEL_PLAYED_H
 #define QUIRE_TESTS_KERNEL_PLAYED_H
 
+#include "kernels/adapter.h"
 #include "kernels/latent.h"
 
 #ifdef __cplusplus
@@ -44,6 +45,9 @@ struct played_latent {
     float scale;
 };
 int played_latent(const struct played_latent *of);
+
+/* k_adapt() on host memory. 0, or -1 for a fault. */
+int played_adapt(const struct k_adapting *a);
 
 /* What went wrong in the playing of the others; NULL: nothing. */
 const char *played_fault(void);
