@@ -335,8 +335,11 @@ static int adapter_pair_tensors(struct reading *r, const struct tensor_list *lis
             return adapter_refuse(r, ERR_UNSUPPORTED, "tensor %.200s: DoRA is not supported",
                                   t->name);
         if (stem == 0)
-            return adapter_refuse(r, ERR_UNSUPPORTED,
-                                  "tensor %.200s is neither a lora_A nor a lora_B matrix", t->name);
+            return adapter_refuse(
+                r, ERR_UNSUPPORTED,
+                "tensor %.200s is neither a lora_A nor a lora_B matrix; PEFT leaves the "
+                "base model's own out with save_embedding_layers=False",
+                t->name);
         if ((rc = adapter_add_pair(r, list, t, stem)) != ERR_OK)
             return rc;
     }
