@@ -3,8 +3,8 @@
  * Products of LoRA adapters (adapter.h), on every GPU. No GPU has run them, so the cuda device does
  * not call them and refuses models with adapters; tests/kernel/test_played_adapter.c plays them.
  *
- *   in    a block per part and row: a warp has some rows of a, its lanes every 32nd element of x, and
- *         sums go over the lanes in one order
+ *   in    a block per part and row: a warp has some rows of a, its lanes every 32nd element of x,
+ *         and sums go over the lanes in one order
  *   out   a thread per part, row and output: the terms of its sum are added in the order of t
  *
  * A row without an adapter ends its blocks at once. Decodes are bound by reading a and b, once for
