@@ -131,8 +131,11 @@ static void top_print(const struct top *t, const struct wire_stats *s, double pa
     printf("retained: %.0f pages on the device, %.0f in host memory, %.0f on disk\n",
            top_value(s, METRIC_pages_kept), top_value(s, METRIC_host_kept),
            top_value(s, METRIC_store_kept));
-    printf("device memory %.1f GiB%s\n", top_value(s, METRIC_device_bytes) / 1073741824.0,
-           top_value(s, METRIC_sleep_offloaded) > 0.0 ? "   asleep" : "");
+    printf("device memory %.1f GiB%s   drafts: %.1f%% of %.1f tok/s right\n",
+           top_value(s, METRIC_device_bytes) / 1073741824.0,
+           top_value(s, METRIC_sleep_offloaded) > 0.0 ? "   asleep" : "",
+           top_share(t, s, METRIC_draft_accepted, METRIC_draft_tokens),
+           top_rate(t, s, METRIC_draft_tokens, passed_s));
 }
 
 /* One rank's memory, and its mean step since the last look. */

@@ -150,6 +150,21 @@ void cpu_embed(struct device *d, float *x, const struct k_matrix *table)
     cpu_run_rows(&job, d->limits.dim);
 }
 
+/* All elements of this device are float32. Little work: the calling thread does it. */
+void cpu_pick(struct device *d, const struct device_pick *p)
+{
+    float *to = p->to;
+    const float *from = p->from;
+
+    (void)d;
+    for (int i = 0; i < p->n; i++) {
+        int row = p->rows == NULL ? i : p->rows[i];
+
+        memcpy(to + (size_t)i * (size_t)p->to_stride, from + (size_t)row * (size_t)p->from_stride,
+               (size_t)p->width * sizeof *to);
+    }
+}
+
 /* The norm of the residual. */
 void cpu_rmsnorm(struct device *d, struct device_rows *out, const float *x, const void *weight,
                  float eps, int n, const struct k_matrix *to)

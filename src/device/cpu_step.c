@@ -52,6 +52,8 @@ void cpu_sample(struct device *d, float *logits)
     pool_run(job.c->pool, cpu_sample_task, &job, job.c->batch->n_rows);
     ref_chosen(job.c->logprobs[step], job.c->ids[step], logits, n_vocab, extras->rows,
                extras->n_rows, extras->biases);
+    for (int i = 0; i < job.c->batch->n_rows && d->sample_ids != NULL; i++)
+        job.c->ids[step][i] = d->sample_ids[job.c->ids[step][i]];
     (void)atomic_fetch_add(&job.c->busy_us, clock_us() - job.c->begun_us);
     if (job.c->stages != NULL)
         cpu_stages_sampled(job.c->stages, job.c->n_begun);

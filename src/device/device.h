@@ -187,6 +187,16 @@ struct device_load {
 
 struct device;
 
+/* Rows of `width` elements: row i of `to` becomes row rows[i] of `from`. */
+struct device_pick {
+    void *to;
+    const void *from;
+    int to_stride, from_stride;      /* elements between rows */
+    bool to_is_float, from_is_float; /* else of the device's type */
+    const int32_t *rows;             /* host, int32 [n], until the step has begun; NULL: row i */
+    int width, n;
+};
+
 struct device_ops {
     void (*close)(struct device *d);
 
@@ -400,6 +410,8 @@ struct device_ops {
     /* k_grow() of all tokens of the step; x is of the device's type. */
     void (*grow)(struct device *d, void *x, int stride, int width, const struct k_growth *g);
     void (*add)(struct device *d, float *x, const void *delta, float scale, int n);
+    /* Copy rows. NULL where the kind does not have it: such a device runs no EAGLE-3 head. */
+    void (*pick)(struct device *d, const struct device_pick *p);
     /* The first `width` elements of each row of x [n][stride], of the device's type, *= by. */
     void (*scale)(struct device *d, void *x, int stride, int width, float by, int n);
     /* x [n][dim] += delta, both of the device's type. */
@@ -455,14 +467,15 @@ struct device {
     const struct device_ops *ops;
     struct device_limits limits;
     struct device_extras extras;
-    size_t elem_bytes;      /* of plain weights, activations and KV: 4 cpu, 2 cuda */
-    int rows_multiple;      /* matmul() may touch rows up to the next multiple of this: x and y
+    size_t elem_bytes;         /* of plain weights, activations and KV: 4 cpu, 2 cuda */
+    int rows_multiple;         /* matmul() may touch rows up to the next multiple of this: x and y
                              * must have room for them */
-    size_t allocated_bytes; /* allocated so far, by alloc() and its variants */
-    size_t sleeping_bytes;  /* the part of them that sleep() gives back */
-    size_t constant_bytes;  /* the part of those that the host keeps a copy of */
-    bool has_adapters;      /* products add those of adapters */
-    bool is_gpu;            /* and operations are enqueued; else they run when they are called */
+    size_t allocated_bytes;    /* allocated so far, by alloc() and its variants */
+    size_t sleeping_bytes;     /* the part of them that sleep() gives back */
+    size_t constant_bytes;     /* the part of those that the host keeps a copy of */
+    const int32_t *sample_ids; /* host: sample() gives sample_ids[id] in place of id; NULL: id */
+    bool has_adapters;         /* products add those of adapters */
+    bool is_gpu;               /* and operations are enqueued; else they run when they are called */
     int step_tokens, step_rows; /* set by begin() */
     float step_gap_us;          /* set by end(): how long the device was idle before the step */
     char name[64];              /* for the log */

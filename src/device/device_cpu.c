@@ -576,6 +576,7 @@ static const struct device_ops cpu_ops = {
     .begin = cpu_begin,
     .replay = cpu_replay,
     .embed = cpu_embed,
+    .pick = cpu_pick,
     .rmsnorm = cpu_rmsnorm,
     .add_rmsnorm = cpu_add_rmsnorm,
     .quantise = cpu_quantise,

@@ -96,6 +96,7 @@ static inline size_t cpu_row_bytes(const struct k_matrix *w)
 
 /* --- cpu_rows.c: operations of the table --- */
 void cpu_embed(struct device *d, float *x, const struct k_matrix *table);
+void cpu_pick(struct device *d, const struct device_pick *p);
 void cpu_rmsnorm(struct device *d, struct device_rows *out, const float *x, const void *weight,
                  float eps, int n, const struct k_matrix *to);
 void cpu_add_rmsnorm(struct device *d, struct device_rows *out, float *x, const void *delta,

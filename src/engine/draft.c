@@ -22,6 +22,9 @@
 #define DRAFT_INDEXED 4096 /* tokens of a long prompt indexed per step: some 50 us */
 #define DRAFT_DECAY   4    /* a difference divides the number of agreeing tokens by this */
 #define DRAFT_HOLD    2    /* a place with fewer agreeing tokens is given up */
+#define DRAFT_PRESET  3    /* tokens per draft of a model without num_speculative_tokens */
+#define DRAFT_SHARE   0.7f /* of a model's drafts that are right, before any was computed */
+#define DRAFT_WEIGHT  0.1f /* of a draft in the running mean of that share */
 
 /* --- options -------------------------------------------------------------------------------- */
 
@@ -84,10 +87,28 @@ static int draft_read_suffix(struct draft_options *out, const struct json *o, ch
     return draft_read_count(o, "suffix_decoding_max_tree_depth", 1 << 16, &out->n_max, why, cap);
 }
 
+/* The folder of a drafter. It runs on one device, whatever the target has. */
+static int draft_read_model(struct draft_options *out, const struct json *o, char *why, size_t cap)
+{
+    const struct json *model = json_get_kind(o, "model", JSON_TEXT);
+    const struct json *adaptive = json_get(o, "adaptive");
+    int n_devices = 1;
+
+    if (adaptive != NULL && adaptive->kind != JSON_BOOL)
+        return draft_refuse(why, cap, "adaptive", "true or false");
+    out->is_fixed = adaptive != NULL && !adaptive->flag;
+    if (model == NULL || model->text_len == 0 || model->text_len >= sizeof out->model ||
+        json_has_nul(model))
+        return draft_refuse(why, cap, "model", "the folder of the drafter");
+    memcpy(out->model, model->text, model->text_len + 1);
+    return draft_read_count(o, "draft_tensor_parallel_size", 1, &n_devices, why, cap);
+}
+
 /* num_speculative_tokens above DRAFT_MAX is reduced to it, because vLLM's users ask for more. */
 static int draft_read_object(struct draft_options *out, const struct json *o, char *why, size_t cap)
 {
     const struct json *method = json_get(o, "method");
+    bool has_method = method != NULL && method->kind != JSON_NULL;
     int n_tokens = DRAFT_MAX, rc;
 
     if (json_is_text(method, "ngram")) {
@@ -96,8 +117,18 @@ static int draft_read_object(struct draft_options *out, const struct json *o, ch
     } else if (json_is_text(method, "suffix")) {
         out->method = DRAFT_SUFFIX;
         rc = draft_read_suffix(out, o, why, cap);
+    } else if (json_is_text(method, "draft_model") ||
+               (!has_method && json_get(o, "model") != NULL)) {
+        out->method = DRAFT_MODEL;
+        n_tokens = DRAFT_PRESET;
+        rc = draft_read_model(out, o, why, cap);
+    } else if (json_is_text(method, "eagle3")) {
+        out->method = DRAFT_EAGLE3;
+        n_tokens = DRAFT_PRESET;
+        rc = draft_read_model(out, o, why, cap);
     } else {
-        return draft_refuse(why, cap, "method", "\"ngram\" or \"suffix\"");
+        return draft_refuse(why, cap, "method",
+                            "\"draft_model\", \"eagle3\", \"ngram\" or \"suffix\"");
     }
     if (rc == ERR_OK)
         rc = draft_read_count(o, "num_speculative_tokens", 1 << 16, &n_tokens, why, cap);
@@ -233,6 +264,10 @@ void draft_follow(const struct draft_options *o, struct seq *seq)
 
     if (o->method == DRAFT_NONE || !draft_may(seq))
         return;
+    if (draft_is_model(o)) {
+        draft->n_rest -= draft->n_rest > 0;
+        return;
+    }
     if (draft->n_indexed > 0 && draft->place >= 0) {
         bool is_right = seq->tokens[seq->n_tokens - 1] == seq->tokens[draft->place++];
 
@@ -262,6 +297,12 @@ void draft_propose(const struct draft_options *o, struct seq *seq, int most)
     draft->n = 0;
     if (!draft->is_on)
         return;
+    if (draft_is_model(o)) { /* it has written them already */
+        int n_made = draft->made_at == seq->n_tokens ? draft->n_made : 0;
+
+        draft->n = n_made < most ? n_made : most;
+        return;
+    }
     if (o->method == DRAFT_SUFFIX) {
         int wanted = (int)(o->factor * (draft->run < DRAFT_DEPTH ? draft->run : DRAFT_DEPTH));
 
@@ -282,6 +323,36 @@ void draft_propose(const struct draft_options *o, struct seq *seq, int most)
     draft->n = n;
 }
 
+float draft_share(const struct draft *draft)
+{
+    return draft->share > 0.0f ? draft->share : DRAFT_SHARE;
+}
+
+void draft_rest(struct draft *draft, int n)
+{
+    draft->is_on = false;
+    draft->n_rest = n;
+}
+
+/* Each right draft and the first wrong one count; those behind a wrong one say nothing. The drafter
+ * computed the keys of all its drafts but the last one: those of right ones stay, but a head's,
+ * which are made of guesses. A rest after wrong ones is the drafter's to decide
+ * (drafter_choose()). */
+static void draft_learn_share(const struct draft_options *o, struct draft *draft, int n,
+                              int n_right)
+{
+    float share = draft_share(draft);
+
+    for (int i = 0; i < n && i <= n_right; i++)
+        share += DRAFT_WEIGHT * ((i < n_right ? 1.0f : 0.0f) - share);
+    draft->share = share < 0.01f ? 0.01f : share;
+    if (n_right == n)
+        draft->backoff = 0;
+    if (o->method == DRAFT_MODEL)
+        draft->n_beside += n_right < draft->n_made ? n_right : draft->n_made - 1;
+    draft->n_made = 0;
+}
+
 /* A draft with a wrong first token may have met a difference: the place is tried once more if
  * enough tokens agree there. A second wrong draft ends the drafts for a while. */
 void draft_learn(const struct draft_options *o, struct seq *seq, int n, int n_right)
@@ -289,6 +360,10 @@ void draft_learn(const struct draft_options *o, struct seq *seq, int n, int n_ri
     struct draft *draft = &seq->draft;
     bool holds = draft->place >= 0 && draft->run >= DRAFT_HOLD && !draft->was_wrong;
 
+    if (draft_is_model(o)) {
+        draft_learn_share(o, draft, n, n_right);
+        return;
+    }
     draft->was_wrong = n_right == 0;
     if (n_right == n) {
         draft->length *= 2;

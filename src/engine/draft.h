@@ -10,6 +10,7 @@
  *
  *   ngram   the tokens after an earlier occurrence of the text's last n_min to n_max tokens
  *   suffix  the tokens after the occurrence with the longest agreement; as many as agree
+ *   draft_model, eagle3  a smaller model (drafter.h)
  *
  * A text that is copied with changes differs from its source in single tokens. So a place in the
  * source is kept after a different token if enough tokens before it agreed: the copy probably
@@ -28,9 +29,11 @@
 #include "base/err.h"
 
 /* With the known token eight: the most that a recorded step takes of one sequence. */
-#define DRAFT_MAX 7
+#define DRAFT_MAX         7
 
-enum draft_method { DRAFT_NONE, DRAFT_NGRAM, DRAFT_SUFFIX };
+#define DRAFT_MODEL_BYTES 1024 /* of the path of a drafter's folder */
+
+enum draft_method { DRAFT_NONE, DRAFT_NGRAM, DRAFT_SUFFIX, DRAFT_MODEL, DRAFT_EAGLE3 };
 
 struct draft_options {
     enum draft_method method;
@@ -38,6 +41,8 @@ struct draft_options {
     int n_min;     /* 1 .. n_max: tokens that must agree */
     int n_max;     /* DRAFT_NGRAM: most tokens compared; DRAFT_SUFFIX: greatest length of a draft */
     double factor; /* DRAFT_SUFFIX: tokens of a draft per agreeing token */
+    bool is_fixed; /* likewise: always n_tokens drafts, whatever becomes of them */
+    char model[DRAFT_MODEL_BYTES]; /* DRAFT_MODEL, DRAFT_EAGLE3: the drafter's folder */
 };
 
 /* The drafts of one sequence. */
@@ -57,12 +62,34 @@ struct draft {
     bool was_wrong;  /* no token of the last draft was right */
     int n;           /* drafts in the plan: they are after the known tokens */
     int n_ahead;     /* drafts of the step in flight */
+    /* Of a drafter's drafts (drafter.h): */
+    int n_beside; /* tokens whose keys and values the drafter has; of known tokens alone, a head of
+                     * those whose next token is known */
+    bool is_traced; /* n_beside counts what it has in the sequence's pages */
+    int n_marked;   /* pages that are marked as the drafter's, from the first one on */
+    int base;       /* DRAFT_EAGLE3: it has none before this token, a multiple of a page */
+    int n_made;     /* drafts after the first made_at tokens */
+    int made_at;
+    float share; /* of drafts, each after a right one, that are right: a running mean; 0: none was
+                  * computed yet */
 };
 
 struct seq;
 
 /* Can seq have drafts? Not with masks that depend on the tokens: each row would need its own. */
 bool draft_may(const struct seq *seq);
+
+/* Does a model make the drafts, instead of the text before? */
+static inline bool draft_is_model(const struct draft_options *o)
+{
+    return o->method == DRAFT_MODEL || o->method == DRAFT_EAGLE3;
+}
+
+/* The share of drafts that will be right after a right one, 0 to 1. */
+float draft_share(const struct draft *draft);
+
+/* Make no drafts for n tokens. */
+void draft_rest(struct draft *draft, int n);
 
 /* Read speculative_config, a JSON object in vLLM's words; "" is DRAFT_NONE. ERR_INVALID or
  * ERR_UNSUPPORTED with a sentence in why. */

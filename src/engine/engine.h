@@ -3,6 +3,7 @@
  * The engine: one process with one loop; one thread owns everything below.
  *
  *   intake       fronts that connect and leave, requests, cancellations   intake.c
+ *   draft        a smaller model's guesses of the next tokens             drafter.c
  *   plan         how many tokens of which sequences a step computes       sched.c
  *   fill         the plan as arrays for the model                         fill.c
  *   forward      the model                                                model/
@@ -28,6 +29,7 @@
 #include "base/settings.h"
 #include "engine/cache_admin.h"
 #include "engine/cost.h"
+#include "engine/drafter.h"
 #include "engine/guide.h"
 #include "engine/held.h"
 #include "engine/lora.h"
@@ -142,6 +144,7 @@ struct engine {
     uint64_t ended_us;  /* clock_us() at the last step's end */
     bool end_is_unseen; /* that step had no rows, so the device may still have computed it */
     struct draft_options drafts;
+    struct drafter drafter;
     struct tiers tiers;
     struct power power;
     struct cache_admin cache_admin;

@@ -73,8 +73,11 @@ static int loop_copy_pages(struct engine *e)
 
     if (tables->n_copies > 0)
         tiers_save_evicted(e);
-    for (int i = 0; i < tables->n_copies && rc == ERR_OK; i++)
+    for (int i = 0; i < tables->n_copies && rc == ERR_OK; i++) {
         rc = model_page_copy(e->model, tables->copies[i].to, tables->copies[i].from);
+        if (rc == ERR_OK)
+            rc = drafter_copy_page(e, tables->copies[i].to, tables->copies[i].from);
+    }
     tables_copied(tables);
     return rc;
 }
@@ -205,6 +208,9 @@ static int loop_n_stay(const struct engine *e, bool begins)
  * while the device still computes their logits. If the next plan might lack pages, steps in flight
  * end first and the device is idle meanwhile: a sequence with a step in flight cannot be preempted.
  *
+ * With a drafter (drafter.h) the step in flight ends first, too, if a sequence in it has drafts:
+ * the next ones continue its tokens.
+ *
  * With several stages, so many steps are in flight, and the one that ends is the oldest:
  *
  *       host     begin n+2 | end n | begin n+3 | end n+1 | ...
@@ -215,14 +221,18 @@ static int loop_steps(struct engine *e)
     bool begins;
     int rc = ERR_OK;
 
-    while (rc == ERR_OK && loop_n_under_way(e) > 0 && !sched_has_room(&e->sched))
+    while (rc == ERR_OK && loop_n_under_way(e) > 0 &&
+           (!sched_has_room(&e->sched) || drafter_awaits_step(e)))
         rc = loop_end_step(e);
+    if (rc == ERR_OK)
+        rc = drafter_pass(e);
     if (rc != ERR_OK)
         return rc;
     /* From here on the plan is fixed. It may be empty, and still have pages to copy. */
     sched_plan(&e->sched);
     begins = e->sched.n_planned > 0 && !FAULT_HIT(engine_stall);
     rc = loop_copy_pages(e);
+    drafter_admit(e);
     if (rc == ERR_OK && begins)
         rc = loop_begin_step(e);
     if (rc == ERR_OK)

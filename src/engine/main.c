@@ -57,10 +57,17 @@ static int main_await_seat(struct engine *e)
 /* Load the model; if others have the memory of the device, ask them to sleep. */
 static int main_load_model(struct engine *e, const struct model_options *o)
 {
+    struct model_options options = *o;
     int rc = main_await_seat(e);
 
     if (rc == ERR_OK)
-        rc = model_open(&e->model, o);
+        rc = drafter_open(e);
+    options.beside_bytes = drafter_page_bytes(&e->drafter);
+    options.n_taps = drafter_taps(&e->drafter, &options.taps);
+    if (rc == ERR_OK)
+        rc = model_open(&e->model, &options);
+    if (rc == ERR_NO_MEMORY)
+        drafter_close(&e->drafter);
     if (rc == ERR_NO_MEMORY && e->seats != NULL)
         seats_press(e->seats, clock_us());
     return rc;
@@ -243,22 +250,27 @@ static int main_open_guide(struct engine *e)
     return guide_init(&e->guide, &shape);
 }
 
-/* Drafts need a cache that can forget wrong tokens; a recurrent state cannot. */
 static int main_read_drafts(struct engine *e)
 {
     char why[160];
 
-    if (draft_read_options(&e->drafts, e->settings.speculative_config, why, sizeof why) != ERR_OK) {
-        log_error("engine: speculative_config: %s", why);
-        return ERR_INVALID;
-    }
+    if (draft_read_options(&e->drafts, e->settings.speculative_config, why, sizeof why) == ERR_OK)
+        return ERR_OK;
+    log_error("engine: speculative_config: %s", why);
+    return ERR_INVALID;
+}
+
+/* Drafts need a cache that can forget wrong tokens; a recurrent state cannot. */
+static int main_check_drafts(struct engine *e)
+{
     for (int group = 0; group < e->shape->n_groups && e->drafts.method != DRAFT_NONE; group++) {
         if (e->shape->groups[group].kind != CACHE_STATE)
             continue;
         log_warn("engine: speculative_config is not used: the model has recurrent layers");
         e->drafts.method = DRAFT_NONE;
+        drafter_close(&e->drafter);
     }
-    return ERR_OK;
+    return drafter_join(e);
 }
 
 /* The scheduler, the pool of sequences and everything whose size depends on the model. */
@@ -279,13 +291,13 @@ static int main_open_queues(struct engine *e)
         .cost = &e->cost,
         .itl_target_ms = e->settings.itl_target_ms,
     };
-    struct seq_pool_limits of_seqs = {.n_seqs =
-                                          e->settings.max_num_queued_reqs + shape->max_num_seqs,
-                                      .max_model_len = shape->max_model_len,
-                                      .page_tokens = shape->page_tokens,
-                                      .n_vocab = shape->n_vocab,
-                                      .n_groups = shape->n_groups,
-                                      .has_drafts = limits.drafts != NULL};
+    struct seq_pool_limits of_seqs = {
+        .n_seqs = e->settings.max_num_queued_reqs + shape->max_num_seqs,
+        .max_model_len = shape->max_model_len,
+        .page_tokens = shape->page_tokens,
+        .n_vocab = shape->n_vocab,
+        .n_groups = shape->n_groups,
+        .has_drafts = limits.drafts != NULL && !draft_is_model(limits.drafts)};
     int rc = pages_open(&e->pages, shape->n_pages, shape->page_tokens);
 
     e->admission.max_num_queued_tokens = e->settings.max_num_queued_tokens;
@@ -345,9 +357,11 @@ static int main_open(struct engine *e)
     if (rc == ERR_OK && e->settings.models_run[0] != '\0')
         rc = seats_open(&e->seats, e->settings.models_run, e->settings.engine_socket);
     if (rc == ERR_OK)
+        rc = main_read_drafts(e);
+    if (rc == ERR_OK)
         rc = main_open_model(e);
     if (rc == ERR_OK)
-        rc = main_read_drafts(e);
+        rc = main_check_drafts(e);
     if (rc == ERR_OK)
         rc = main_open_store(e);
     if (rc == ERR_OK)
@@ -402,6 +416,7 @@ static int main_close(struct engine *e)
         (void)unlink(e->settings.engine_socket);
     if (rc != ERR_OK)
         return rc; /* a device that has failed might never release the model */
+    drafter_close(&e->drafter);
     model_close(e->model);
     e->model = NULL;
     pages_check(e->pages);

@@ -11,6 +11,9 @@
 #include "base/must.h"
 #include "engine/engine.h"
 
+_Static_assert(METRIC_draft_accepted_6 - METRIC_draft_accepted_0 == DRAFT_MAX - 1,
+               "one counter for each position of a draft");
+
 #define PREEMPTED_WINDOW_US 60000000u
 #define PREEMPTED_OFTEN     16 /* fewer in a minute cost less than the advice would */
 
@@ -381,6 +384,8 @@ static void publish_drafted(struct engine *e, const struct engine_step *step, in
     stats_add(&e->stats, METRIC_drafts, 1);
     stats_add(&e->stats, METRIC_draft_tokens, (uint64_t)n);
     stats_add(&e->stats, METRIC_draft_accepted, (uint64_t)n_right);
+    for (int i = 0; i < n_right; i++)
+        stats_add(&e->stats, (enum wire_metric)(METRIC_draft_accepted_0 + i), 1);
     for (int i = 0; i <= n_right; i++) {
         sched_advance(&e->sched, seq, 1, tiers_note_named, e);
         if (i > 0)

@@ -92,6 +92,7 @@ static void sched_drop_pages(struct sched *s, struct seq *seq)
     seq->n_ahead = 0;
     seq->n_pending = 0;
     seq->draft.n_ahead = 0;
+    seq->draft.is_traced = false;
 }
 
 /* Steps in flight may still contain the sequence: retire() removes it from them. */

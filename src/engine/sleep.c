@@ -169,8 +169,10 @@ static void sleep_forget_pages(struct engine *e)
 static int sleep_fall(struct engine *e)
 {
     int n_cached = pages_cached(e->pages);
-    int rc = model_sleep(e->model);
+    int rc = drafter_sleep(&e->drafter);
 
+    if (rc == ERR_OK)
+        rc = model_sleep(e->model);
     e->now_us = clock_us();
     if (rc == ERR_AGAIN)
         return ERR_OK;
@@ -274,7 +276,9 @@ static int sleep_rise(struct engine *e)
         sleep_wait_seat(e);
         return ERR_OK;
     }
-    rc = model_wake(e->model);
+    rc = drafter_wake(&e->drafter);
+    if (rc == ERR_OK)
+        rc = model_wake(e->model);
     e->now_us = clock_us();
     if (rc == ERR_NO_MEMORY) {
         if (e->seats != NULL)

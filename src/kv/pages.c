@@ -30,7 +30,7 @@ struct page {
     int32_t elder; /* neighbours in the family, or -1 */
     int32_t younger;
     int32_t n_tokens; /* that count; 0: unnamed, page_tokens: full */
-    bool stored;
+    bool stored, drafted;
 };
 
 struct page_list {
@@ -218,6 +218,7 @@ int32_t pages_take(struct pages *p, bool *evicted, struct page_label *label)
     page->refs = 1;
     /* The next owner's maker is not known yet. */
     page->maker = 0;
+    page->drafted = false;
     return id;
 }
 
@@ -473,6 +474,16 @@ void pages_set_stored(struct pages *p, int32_t page)
 bool pages_stored(const struct pages *p, int32_t page)
 {
     return p->page[page].stored;
+}
+
+void pages_set_drafted(struct pages *p, int32_t page, bool is_drafted)
+{
+    p->page[page].drafted = is_drafted;
+}
+
+bool pages_drafted(const struct pages *p, int32_t page)
+{
+    return p->page[page].drafted;
 }
 
 int pages_count(const struct pages *p)

@@ -116,6 +116,10 @@ bool pages_label(const struct pages *p, int32_t page, struct page_label *label);
 void pages_set_stored(struct pages *p, int32_t page);
 bool pages_stored(const struct pages *p, int32_t page);
 
+/* Likewise: the drafter (engine/drafter.h) has the keys and values of all tokens of the page. */
+void pages_set_drafted(struct pages *p, int32_t page, bool is_drafted);
+bool pages_drafted(const struct pages *p, int32_t page);
+
 int pages_count(const struct pages *p);  /* all pages */
 int pages_free(const struct pages *p);   /* pages that pages_take() can return: free and cached */
 int pages_cached(const struct pages *p); /* named and unreferenced */

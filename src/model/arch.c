@@ -45,6 +45,22 @@ static const struct arch_names llama_names = {LLAMA_ALL,
                                               .mixer_in = LAYER "mixer.in_proj.weight",
                                               .mixer_out = LAYER "mixer.o_proj.weight"};
 
+/* One layer, without a number; fc and the norm of embedded tokens are weights_eagle.c's. */
+static const struct arch_names eagle3_names = {.embed = "model.embed_tokens.weight",
+                                               .norm = "norm.weight",
+                                               .head = "lm_head.weight",
+                                               .attn = "midlayer.self_attn.weight",
+                                               .q = "midlayer.self_attn.q_proj.weight",
+                                               .k = "midlayer.self_attn.k_proj.weight",
+                                               .v = "midlayer.self_attn.v_proj.weight",
+                                               .o = "midlayer.self_attn.o_proj.weight",
+                                               .norm_attn = "midlayer.hidden_norm.weight",
+                                               .norm_mlp =
+                                                   "midlayer.post_attention_layernorm.weight",
+                                               .gate = "midlayer.mlp.gate_proj.weight",
+                                               .up = "midlayer.mlp.up_proj.weight",
+                                               .down = "midlayer.mlp.down_proj.weight"};
+
 /* This family has no norm before the mixer and the FFN, only after them. */
 static const struct arch_names olmo2_names = {
     LLAMA_ALL,
@@ -837,6 +853,17 @@ static const struct arch arch_table[] = {
      .is_toy = true,
      .window = ARCH_WINDOW_LAYERS,
      .names = &llama_names},
+    /* EAGLE-3 heads. */
+    {.name = "LlamaForCausalLMEagle3",
+     .reads_bias_switches = true,
+     .is_drafter = true,
+     .read = family_eagle3,
+     .names = &eagle3_names},
+    {.name = "Eagle3LlamaForCausalLM",
+     .reads_bias_switches = true,
+     .is_drafter = true,
+     .read = family_eagle3,
+     .names = &eagle3_names},
 };
 
 /* Linear: the table has some thirty rows and is searched once per start. */
@@ -860,7 +887,8 @@ const struct arch *arch_of_text(const struct arch *arch, const char *model_type)
 /* Toys exist for tests only: they are the last rows, and are not named. */
 const char *arch_name(size_t i)
 {
-    if (i >= sizeof arch_table / sizeof arch_table[0] || arch_table[i].is_toy)
+    if (i >= sizeof arch_table / sizeof arch_table[0] || arch_table[i].is_toy ||
+        arch_table[i].is_drafter)
         return NULL;
     return arch_table[i].name;
 }

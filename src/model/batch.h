@@ -10,6 +10,7 @@
 #ifndef QUIRE_MODEL_BATCH_H
 #define QUIRE_MODEL_BATCH_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "kernels/sampling.h"
@@ -80,7 +81,15 @@ struct batch_logprobs {
     float asked[BATCH_ASKED_MAX]; /* in the order of batch_extra.asked */
 };
 
+/* Of an EAGLE-3 head's step: the row that it reads beside each token. */
+struct batch_hidden {
+    bool of_target;      /* rows are tokens of the target's last step, which has ended; else rows of
+                          * the head's own step before */
+    const int32_t *rows; /* int32 [n_tokens], until the step has begun */
+};
+
 struct batch {
+    struct batch_hidden hidden;
     int n_tokens;       /* 1 .. max_num_batched_tokens */
     int n_seqs;         /* 1 .. max_num_seqs */
     int n_rows;         /* 0 .. max_num_seqs */

@@ -55,6 +55,57 @@ void family_cohere2(struct hf_config *c, struct config_source *s, const struct j
     family_give_rope(c, LAYER_FULL, config_add_no_rope(c));
 }
 
+/* A list of whole numbers from 0; its length, at most `most`. */
+static int family_list(struct config_source *s, const struct json *obj, const char *field, int *out,
+                       int most)
+{
+    const struct json *list = json_get(obj, field);
+    int n = 0;
+
+    if (list == NULL || list->kind == JSON_NULL)
+        return 0;
+    if (list->kind == JSON_LIST && list->n >= 1 && list->n <= (uint32_t)most) {
+        while (n < (int)list->n && list->items[n].kind == JSON_INT && list->items[n].whole >= 0 &&
+               list->items[n].whole < HF_CONFIG_LAYERS_MAX) {
+            out[n] = (int)list->items[n].whole;
+            n++;
+        }
+    }
+    if (n == 0 || n < (int)list->n) {
+        log_error("model: %s: %s must be a list of 1 to %d layers", s->name, field, most);
+        source_fail(s, ERR_INVALID);
+    }
+    return n;
+}
+
+/* An EAGLE-3 head. vocab_size is the target's; of the layers that it reads, the published heads
+ * have three. */
+void family_eagle3(struct hf_config *c, struct config_source *s, const struct json *obj)
+{
+    const struct json *own = json_get_kind(obj, "eagle_config", JSON_OBJECT);
+    struct eagle_config *e = &c->eagle;
+
+    e->n_taps = family_list(s, own, "eagle_aux_hidden_state_layer_ids", e->taps, EAGLE_TAPS_MAX);
+    if (e->n_taps == 0) {
+        e->n_taps = source_whole(s, obj, "num_aux_hidden_states", 3, 3, 3);
+        e->taps[0] = e->taps[1] = e->taps[2] = -1;
+    }
+    family_require_flag(s, own, "use_aux_hidden_state", true);
+    family_require_flag(s, own, "norm_before_fc", false);
+    family_require_flag(s, obj, "fc_norm", false);
+    e->tap_dim = source_whole(s, obj, "target_hidden_size", c->dim, 1, 1 << 20);
+    e->norms_residual = source_flag(s, obj, "norm_before_residual", false);
+    e->passes_normed = source_flag(s, obj, "norm_output", false);
+    e->n_words = c->n_vocab;
+    c->n_vocab = source_whole(s, obj, "draft_vocab_size", e->n_words, 1, e->n_words);
+    c->by.logits = (float)source_positive(s, obj, "logit_scale", 1.0);
+    if (s->rc != ERR_OK || c->n_layers == 1)
+        return;
+    log_error("model: %s: a head of %d layers is not supported: EAGLE-3 heads have one", s->name,
+              c->n_layers);
+    source_fail(s, ERR_UNSUPPORTED);
+}
+
 void family_exaone4(struct hf_config *c, struct config_source *s, const struct json *obj)
 {
     (void)s, (void)obj;

@@ -12,6 +12,7 @@ void family_cohere(struct hf_config *c, struct config_source *s, const struct js
 void family_cohere2(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_deepseek_v2(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_deepseek_v3(struct hf_config *c, struct config_source *s, const struct json *obj);
+void family_eagle3(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_exaone4(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_gemma(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_gemma2(struct hf_config *c, struct config_source *s, const struct json *obj);

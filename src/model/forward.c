@@ -113,6 +113,21 @@ static void forward_end(const struct forward *f, const struct pass *p, int i,
         pass_add(p, rows, sum, forward_next(f, p, i), f->plan->layers[i].is_twin);
 }
 
+/* The product that a mixer begins with. */
+static void forward_project(const struct forward *f, const struct pass *p,
+                            const struct layer_plan *plan, const struct layer_weights *weights)
+{
+    if (plan->mixer == MIXER_DELTA)
+        pass_project_delta(p, weights);
+    else if (plan->attn.latent.kv_rank > 0)
+        pass_project_latent(p, &plan->attn, weights);
+    else if (f->plan->eagle != NULL)
+        p->d->ops->matmul(p->d, p->a->mixer_in, &p->a->pairs, &weights->mixer_in,
+                          weights->mixer_in_bias, p->n);
+    else
+        pass_project(p, p->a->mixer_in, &weights->mixer_in, weights->mixer_in_bias);
+}
+
 /* One mixer: its input product, attention or the recurrence, and its output product with the sum.
  * Norms of single heads are part of the rotary step; a norm over all heads runs before it. */
 static void forward_run_mixer(const struct forward *f, const struct pass *p, int i)
@@ -137,12 +152,7 @@ static void forward_run_mixer(const struct forward *f, const struct pass *p, int
 
     if (plan->mixer == MIXER_NONE)
         return;
-    if (plan->mixer == MIXER_DELTA)
-        pass_project_delta(p, weights);
-    else if (plan->attn.latent.kv_rank > 0)
-        pass_project_latent(p, &plan->attn, weights);
-    else
-        pass_project(p, p->a->mixer_in, &weights->mixer_in, weights->mixer_in_bias);
+    forward_project(f, p, plan, weights);
     switch (plan->mixer) {
     case MIXER_ATTENTION:
         if (plan->attn.has_gate)
@@ -262,6 +272,22 @@ int forward_segments(const struct forward *f, struct device_segment *segments)
     return FORWARD_SEGMENTS_MAX;
 }
 
+/* Keep the residual that enters layer i, if a head reads it; plain rows of the device's type. */
+static void forward_tap(const struct forward *f, const struct pass *p, int i)
+{
+    static const struct k_norm none = {.kind = K_NORM_NONE};
+    static const struct k_matrix plain = {.n_in = 0};
+    const struct forward_taps *taps = f->taps;
+
+    for (int k = 0; taps != NULL && k < taps->n; k++) {
+        size_t at = (size_t)k * (size_t)taps->n_tokens_max * (size_t)taps->dim;
+        struct device_rows rows = {.data = (char *)taps->rows + at * p->d->elem_bytes};
+
+        if (taps->layers[k] == i)
+            p->d->ops->norm(p->d, &rows, p->a->x, &none, p->n, &plain);
+    }
+}
+
 void forward(const struct forward *f)
 {
     const struct pass pass = pass_of(f->device, f->plan, f->weights, f->act);
@@ -273,11 +299,14 @@ void forward(const struct forward *f)
         return;
     }
     next = forward_first(f, &pass, f->stage.first);
-    if (f->stage.first == 0)
+    if (f->plan->eagle != NULL)
+        forward_enter_eagle(f, &pass);
+    else if (f->stage.first == 0)
         pass_embed(&pass, next);
     else
         pass_enter(&pass, next);
     for (int i = f->stage.first; i < f->stage.end; i++) {
+        forward_tap(f, &pass, i);
         forward_run_mixer(f, &pass, i);
         forward_run_ffn(f, &pass, i);
     }

@@ -72,6 +72,7 @@ struct arch {
     bool recurrent;      /* layer_types may contain "recurrent" */
     bool any_activation; /* hidden_act may differ from silu */
     bool is_toy;         /* for tests only; arch_name() omits it */
+    bool is_drafter;     /* no model by itself: see struct eagle_config; likewise */
     bool is_parallel;
     bool is_tied;        /* default of tie_word_embeddings */
     bool is_wrapped;     /* config.json may have the text model's fields in text_config */
@@ -219,6 +220,19 @@ struct layer_embeds {
     int n_rows;
 };
 
+#define EAGLE_TAPS_MAX 8
+
+/* An EAGLE-3 head: one layer that drafts tokens of another model, the target (forward_eagle.c). */
+struct eagle_config {
+    int n_taps;               /* 0: the model is none */
+    int taps[EAGLE_TAPS_MAX]; /* layers of the target whose entering residual it reads; -1: the
+                               * layer that the published heads read */
+    int tap_dim;              /* of the target's residual */
+    int n_words;              /* of the target's vocabulary, and of the embedding */
+    bool norms_residual;      /* its residual is the normed row */
+    bool passes_normed;       /* the next draft's step gets the final norm's result */
+};
+
 /* Learned positions: a table whose rows are added to the embedded tokens. */
 struct learned_positions {
     bool is_used;
@@ -275,6 +289,7 @@ struct hf_config {
     bool qkv_bias, o_bias, mlp_bias, head_bias;
     bool sinks; /* each head has a score that takes part in its softmax, without a value */
     struct quant_config quant; /* format of the layers' matrices */
+    struct eagle_config eagle; /* n_vocab is that of its drafts */
     int n_eos;
     int32_t eos[HF_CONFIG_EOS_MAX];
     struct hash digest; /* SHA-256 of config.json's bytes */

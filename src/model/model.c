@@ -162,6 +162,7 @@ static int model_choose_shape(struct model *m, const struct model_options *o)
     shape->head_dim = config->head_dim;
     shape->ff_dim = config->ff_dim;
     shape->n_vocab = config->n_vocab;
+    shape->n_words = config->eagle.n_taps > 0 ? config->eagle.n_words : config->n_vocab;
     shape->page_tokens = o->page_tokens;
     /* Large batches on a GPU; on a CPU they would only add latency. */
     shape->max_num_seqs = gpu ? 256 : 64;
@@ -476,7 +477,7 @@ static int model_pages_that_fit(struct model *m, const struct model_options *o, 
     size_t least = SIZE_MAX;
 
     if (!m->device->is_gpu) {
-        *out = o->cpu_kv_bytes / m->shape.page_bytes;
+        *out = o->cpu_kv_bytes / (m->shape.page_bytes + o->beside_bytes);
         return ERR_OK;
     }
     for (int i = 0; i < m->ranks.n; i++) {
@@ -486,8 +487,9 @@ static int model_pages_that_fit(struct model *m, const struct model_options *o, 
 
         if (rc != ERR_OK)
             return rc;
-        if (rank->cache.page_bytes > 0 && bytes / rank->cache.page_bytes < least)
-            least = bytes / rank->cache.page_bytes;
+        if (rank->cache.page_bytes > 0 &&
+            bytes / (rank->cache.page_bytes + o->beside_bytes) < least)
+            least = bytes / (rank->cache.page_bytes + o->beside_bytes);
     }
     *out = least;
     return ERR_OK;
@@ -819,14 +821,32 @@ static int model_load(struct model *m, const struct model_options *o, const stru
     before = ranks_allocated_bytes(&m->ranks);
     if ((rc = model_alloc_work(m)) != ERR_OK)
         return rc;
+    if ((rc = model_alloc_taps(m, o)) != ERR_OK)
+        return rc;
+    if (m->config.eagle.n_taps > 0)
+        m->device->sample_ids = m->ranks.at[0].weights.eagle.ids;
     model_fuse_ranks(m);
     m->work_bytes = ranks_allocated_bytes(&m->ranks) - before;
     log_debug("model: work memory is allocated");
+    if (o->pages_later)
+        return ERR_OK;
     if ((rc = model_choose_pages(m, o)) != ERR_OK)
         return rc;
     if ((rc = rank_run(&m->ranks, model_alloc_rank_pages, m)) != ERR_OK || o->n_nodes < 2)
         return rc;
     return model_join_node(m, o);
+}
+
+int model_add_pages(struct model *m, int n)
+{
+    int rc;
+
+    must(m->shape.n_pages == 0 && n >= 1 && m->node == NULL);
+    m->shape.n_pages = n;
+    rc = rank_run(&m->ranks, model_alloc_rank_pages, m);
+    m->shape.device_bytes = ranks_allocated_bytes(&m->ranks);
+    m->shape.sleeping_bytes = ranks_sleeping_bytes(&m->ranks);
+    return rc;
 }
 
 /* Node 0 of two has the first half of the stages, rounded up. */
@@ -930,7 +950,8 @@ int model_open(struct model **out, const struct model_options *o)
         goto out;
     if ((rc = plan_make(&whole, &model->config)) != ERR_OK)
         goto out;
-    if ((rc = model_open_ranks(model, o, &whole)) != ERR_OK)
+    if ((rc = model_open_ranks(model, o, &whole)) != ERR_OK ||
+        (rc = model_check_head(model, o)) != ERR_OK)
         goto out;
     /* Types depend on the device, and groups of pages on the types. */
     if ((rc = model_choose_types(model, o)) != ERR_OK)

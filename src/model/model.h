@@ -45,6 +45,12 @@ struct model_options {
                                  * cpu) */
     int max_model_len;          /* 0: the model's own */
     int num_pages;              /* 0: as many as fit */
+    size_t beside_bytes;        /* of another model's page that belongs to each page of this one:
+                                 * as many fit as have room for both */
+    bool pages_later;           /* model_add_pages() allocates the pages */
+    bool is_drafter;            /* the folder may be an EAGLE-3 head (model_join()) */
+    int n_taps;                 /* residuals that steps keep for a head; 0: none */
+    const int *taps;            /* int [n_taps], as struct eagle_config has them */
     double gpu_memory_utilization;
     size_t cpu_kv_bytes;
     bool sleeps;      /* allocate memory in such a way that model_sleep() can give it back */
@@ -61,6 +67,7 @@ struct model_options model_options_of(const struct settings *settings);
 /* The result of the options and config.json. */
 struct model_shape {
     int n_layers, dim, n_heads, n_kv_heads, head_dim, ff_dim, n_vocab;
+    int n_words;  /* ids that tokens of a batch may have: n_vocab, or of a head its target's */
     int n_stages; /* 1 .. 16 */
     int max_model_len;
     int max_num_seqs;
@@ -98,6 +105,16 @@ int model_open(struct model **out, const struct model_options *options) ERR_CHEC
 void model_close(struct model *m); /* NULL is fine */
 
 const struct model_shape *model_shape(const struct model *m);
+
+/* The layers that a head reads of its target: what options.taps of that is to be. 0: it is none. */
+int model_taps(const struct model *m, const int **taps);
+
+/* head drafts for target, both open: its steps read the rows of target's last step. head's pages
+ * and dimensions are checked. ERR_UNSUPPORTED (logged). */
+int model_join(struct model *head, struct model *target) ERR_CHECKED;
+
+/* Allocate n pages of a model that was opened with pages_later; once, before its first step. */
+int model_add_pages(struct model *m, int n) ERR_CHECKED;
 
 /* Node 1 of two: follow node 0 until it ends, or until stop_fd is readable. ERR_DRAINING: it is;
  * ERR_GPU: node 0, or a device, has ended. */

@@ -8,6 +8,7 @@
 
 #include "device/device.h"
 #include "model/cache.h"
+#include "model/forward.h"
 #include "model/hf_config.h"
 #include "model/model.h"
 #include "model/node.h"
@@ -23,6 +24,7 @@ struct model_step {
     struct k_sample_row *rows;      /* [max_num_seqs] */
     const int32_t **histories;      /* [max_num_seqs] */
     struct device_batch batch;
+    struct batch_hidden hidden;
     int n_rows;
     struct device_extras extras; /* the device's arrays, and the numbers of this step */
     /* Where steps are posted: */
@@ -67,6 +69,8 @@ struct model {
     struct k_logprob_row *logprobs; /* [max_num_seqs] */
     int *n_asked;                   /* [max_num_seqs], of the step's extras */
     int adapter_rank;               /* the highest of any adapter */
+    struct forward_taps taps;       /* rank 0's, of the last step; n 0: none are kept */
+    const struct model *target;     /* of a head; NULL: none */
     bool is_sampled;                /* the step that began last has been sampled */
 };
 
@@ -75,6 +79,14 @@ int model_follow_page_out(struct model *m, const struct node_message *order);
 int model_follow_page_in(struct model *m, const struct node_message *order);
 int model_follow_page_copy(struct model *m, const struct node_message *order);
 int model_follow_sleep(struct model *m, const struct node_message *order);
+
+/* --- model_head.c --- */
+
+/* Memory for the residuals that options ask for. ERR_UNSUPPORTED (logged), ERR_NO_MEMORY. */
+int model_alloc_taps(struct model *m, const struct model_options *o) ERR_CHECKED;
+
+/* May this folder be opened as it is asked for, on this device? ERR_UNSUPPORTED (logged). */
+int model_check_head(const struct model *m, const struct model_options *o) ERR_CHECKED;
 
 /* Rows come from the other node before this rank's layers, and go to it behind them. */
 bool model_takes_far(const struct model *m, const struct rank *r);

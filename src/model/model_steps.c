@@ -78,7 +78,7 @@ static void model_place_tokens(struct model *m, struct model_step *step, const s
         must(len >= last - first && len <= shape->max_model_len);
         model_check_pages(m, b, i, len - (last - first));
         for (int t = first; t < last; t++) {
-            must(b->token_ids[t] < shape->n_vocab &&
+            must(b->token_ids[t] < shape->n_words &&
                  (b->token_ids[t] >= 0 || -1 - b->token_ids[t] < n_rows_before));
             step->token_seq[t] = i;
             step->token_pos[t] = len - (last - first) + (t - first);
@@ -166,6 +166,7 @@ static void model_place_slots(const struct model *m, struct model_step *step, co
 static void model_place_batch(struct model_step *step, const struct batch *b)
 {
     step->n_rows = b->n_rows;
+    step->hidden = b->hidden;
     step->batch = (struct device_batch){
         .tokens = {.ids = b->token_ids,
                    .seq = step->token_seq,
@@ -227,8 +228,18 @@ bool model_hands_far(const struct model *m, const struct rank *r)
     return r->idx >= m->ranks.n - n_behind;
 }
 
+/* A head without an embedding has the target's. */
+static const struct k_matrix *model_embed(const struct model *m)
+{
+    const struct k_matrix *own = &m->ranks.at[0].weights.embed;
+
+    if (own->data == NULL && m->target != NULL)
+        return &m->target->ranks.at[0].weights.embed;
+    return own;
+}
+
 /* The forward pass of one rank. */
-static int model_forward_rank(const struct model *m, struct rank *r)
+static int model_forward_rank(const struct model *m, struct rank *r, struct batch_hidden hidden)
 {
     struct device *device = r->device;
     struct device_segment segments[FORWARD_SEGMENTS_MAX];
@@ -242,7 +253,11 @@ static int model_forward_rank(const struct model *m, struct rank *r)
                                  .kv_type = m->kv_type,
                                  .stage = r->stage,
                                  .is_last = r->is_last,
-                                 .turns = (const float *const *)r->turns};
+                                 .turns = (const float *const *)r->turns,
+                                 .taps = m->taps.n > 0 && r->idx == 0 ? &m->taps : NULL,
+                                 .hidden = hidden,
+                                 .tapped = m->target == NULL ? NULL : &m->target->taps,
+                                 .embed = model_embed(m)};
     int n = forward_segments(&pass, segments), rc = ERR_OK;
 
     if (model_takes_far(m, r) && m->has_far)
@@ -277,7 +292,7 @@ static int model_begin_rank(struct rank *r, void *context)
     r->batch = step->batch;
     rc = device->ops->begin(device, &r->batch);
     if (rc == ERR_OK)
-        rc = model_forward_rank(step->model, r);
+        rc = model_forward_rank(step->model, r, step->hidden);
     if (rc != ERR_OK && step->model->ranks.n > 1)
         device->ops->leave_ranks(device);
     return rc;

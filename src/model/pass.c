@@ -103,6 +103,24 @@ static int activations_alloc_latent(struct activations *a, struct device *d,
     return ERR_OK;
 }
 
+/* Of an EAGLE-3 head. */
+static int activations_alloc_eagle(struct activations *a, struct device *d, const struct plan *plan,
+                                   size_t tokens)
+{
+    const struct eagle_config *e = plan->eagle;
+    size_t dim = (size_t)plan->dim;
+
+    if (e == NULL)
+        return ERR_OK;
+    a->tapped.data =
+        d->ops->alloc_scratch(d, tokens * (size_t)e->n_taps * (size_t)e->tap_dim * d->elem_bytes);
+    a->pairs.data = d->ops->alloc_scratch(d, tokens * 2 * dim * d->elem_bytes);
+    a->embedded = d->ops->alloc_scratch(d, tokens * dim * sizeof *a->embedded);
+    if (a->tapped.data == NULL || a->pairs.data == NULL || a->embedded == NULL)
+        return ERR_NO_MEMORY;
+    return ERR_OK;
+}
+
 /* Memory that only some families use. Ranks sum the results of experts apart, and squares. */
 static int activations_alloc_more(struct activations *a, struct device *d, const struct plan *plan,
                                   size_t tokens)
@@ -158,7 +176,8 @@ int activations_alloc(struct activations *a, struct device *d, const struct plan
     if (a->x == NULL || a->rows == NULL || a->rows_normed.data == NULL || a->delta == NULL ||
         a->sums == NULL || (is_last && activations_alloc_logits(a, d, plan, limits) != ERR_OK))
         return ERR_NO_MEMORY;
-    if (activations_alloc_more(a, d, plan, tokens) != ERR_OK)
+    if (activations_alloc_more(a, d, plan, tokens) != ERR_OK ||
+        activations_alloc_eagle(a, d, plan, tokens) != ERR_OK)
         return ERR_NO_MEMORY;
     if (limits->codes)
         return activations_alloc_codes(a, d, plan, limits);

@@ -25,27 +25,31 @@
 /* Intermediate results, allocated once for the largest step. "act" is the device's type. Codes of
  * all rows share one memory: at most one of them is read later than the next is written. */
 struct activations {
-    float *x;                       /* residual, float [n_tokens][dim] */
-    struct device_rows normed;      /* [n_tokens][dim] */
-    void *mixer_in;                 /* act [n_tokens][widest]: q, k, v; value, gate */
-    struct device_rows mixed;       /* [n_tokens][widest]: a mixer's result, the heads */
-    void *gates;                    /* act [n_tokens][n_heads * head_dim]: attention's gates; of
+    float *x;                     /* residual, float [n_tokens][dim] */
+    struct device_rows normed;    /* [n_tokens][dim] */
+    void *mixer_in;               /* act [n_tokens][widest]: q, k, v; value, gate */
+    struct device_rows mixed;     /* [n_tokens][widest]: a mixer's result, the heads */
+    void *gates;                  /* act [n_tokens][n_heads * head_dim]: attention's gates; of
                                      * Gated DeltaNet float [n_tokens][2 * n_v_heads]: b, a; NULL
                                      * without */
-    float *state_work;              /* work memory of mixers with states; NULL without */
-    void *delta;                    /* act [n_tokens][dim]: result that is added to the residual
+    float *state_work;            /* work memory of mixers with states; NULL without */
+    void *delta;                  /* act [n_tokens][dim]: result that is added to the residual
                                      * next */
-    void *apart;                    /* act [n_tokens][dim]: the router's input, then the result of
+    void *apart;                  /* act [n_tokens][dim]: the router's input, then the result of
                                      * experts beside a dense FFN, or in a narrower space; NULL
                                      * without */
-    void *latent_in, *latent_out;   /* act [n_tokens][latent_dim]: input and result of experts in a
+    void *latent_in, *latent_out; /* act [n_tokens][latent_dim]: input and result of experts in a
                                      * narrower space; NULL without */
-    void *latent_keys;              /* act [n_tokens][latent row]; of latent attention, as the next
+    void *latent_keys;            /* act [n_tokens][latent row]; of latent attention, as the next
                                      * two; NULL without */
-    void *latent_queries;           /* act [n_tokens][n_heads * latent row] */
-    void *latent_heads;             /* act [n_tokens][n_heads * kv_rank] */
-    void *embeds;                   /* act [n_tokens][n_layers][width]: embeddings for each layer;
+    void *latent_queries;         /* act [n_tokens][n_heads * latent row] */
+    void *latent_heads;           /* act [n_tokens][n_heads * kv_rank] */
+    void *embeds;                 /* act [n_tokens][n_layers][width]: embeddings for each layer;
                                      * NULL without */
+    /* Of an EAGLE-3 head; NULL without. */
+    struct device_rows tapped;      /* [n_tokens][n_taps * tap_dim] */
+    struct device_rows pairs;       /* [n_tokens][2 * dim]: the embedded token, the row before */
+    float *embedded;                /* float [n_tokens][dim] */
     void *squares;                  /* act [n_tokens][K_SQUARES(n_ranks)] of norms over the heads
                                      * of all ranks; NULL without */
     void *ffn_in;                   /* act [n_tokens][widest]: gate, up */

@@ -160,7 +160,7 @@ static bool plan_fuses(const struct hf_config *c)
            c->qk_norm != QK_NORM_WHOLE && plan_fuses_ffn(c) && !plan_has_multipliers(&c->by) &&
            !c->positions.is_used && !c->head_bias && !c->value_norm && !c->has_layer_scale &&
            c->latent.kv_rank == 0 && c->layer_embeds.width == 0 && !c->experts.is_apart &&
-           c->experts.latent_dim == 0 && !c->is_twin;
+           c->experts.latent_dim == 0 && !c->is_twin && c->eagle.n_taps == 0;
 }
 
 /* The plan points to the config's ropes, so the config must live longer. */
@@ -179,6 +179,7 @@ int plan_make(struct plan *out, const struct hf_config *c)
                         .head_bias = c->head_bias,
                         .head_rows = c->n_vocab,
                         .fuses = plan_fuses(c),
+                        .eagle = c->eagle.n_taps > 0 ? &c->eagle : NULL,
                         .n_ropes = c->n_ropes,
                         .ropes = c->ropes};
 

@@ -141,6 +141,7 @@ struct plan {
     int head_rows;  /* of the output matrix per rank; n_vocab: rank 0 has all, others none */
     bool fuses;     /* all layers have the form that fused operations compute: RMS norms before,
                      * silu with a gate or a plain FFN, no multipliers */
+    const struct eagle_config *eagle; /* the config's; NULL: the model is no head */
     int n_ropes;
     const struct rope *ropes;  /* [n_ropes], the config's */
     struct layer_plan *layers; /* [n_layers] */

@@ -101,7 +101,7 @@ static struct slice_shape weights_fused_shape(const struct loading *in,
 {
     const int heads[] = {whole->n_heads, whole->n_kv_heads, whole->n_kv_heads};
     const int own_heads[] = {own->n_heads, own->n_kv_heads, own->n_kv_heads};
-    struct slice_shape shape = {.cols = in->dim, .own_cols = in->dim};
+    struct slice_shape shape = {.cols = weights_mixer_cols(in), .own_cols = weights_mixer_cols(in)};
     int hd = whole->head_dim;
 
     for (int i = 0; i < 3; i++) {
@@ -147,7 +147,7 @@ static struct loader_tensors weights_qkv_tensors(const struct loading *in,
     if (names->qkv != NULL)
         return loader_tensor(names->qkv, shape);
     for (int i = 0; i < (whole->is_shared ? 1 : 3); i++) {
-        struct slice_shape one = {.cols = in->dim, .own_cols = in->dim};
+        struct slice_shape one = {.cols = shape.cols, .own_cols = shape.cols};
 
         slice_stack(&one, shape.pieces[i].rows, shape.pieces[i].own_rows, i < 2 ? order : NULL);
         if (i == 0 && whole->has_gate)
@@ -728,11 +728,18 @@ static void weights_load_head(struct loader *l, const struct loader_tensors *ten
         l->w->head_bias = loader_bias(l, whole, SPLIT_NONE);
 }
 
-/* The first stage looks ids up. A tied output matrix is the embedding itself. */
+/* The first stage looks ids up. A tied output matrix is the embedding itself. An EAGLE-3 head
+ * without an embedding has the target's. */
 static bool weights_has_embed(const struct loader *l)
 {
     bool is_head = l->c->tied && k_format_is_plain(&l->from->head);
 
+    if (l->c->eagle.n_taps > 0 && l->files != NULL) {
+        char name[400];
+
+        loader_name(l, name, sizeof name, l->c->form.names.embed, ".weight");
+        return checkpoint_find(l->files, name) != NULL;
+    }
     return l->stage == 0 || (is_head && l->is_last);
 }
 
@@ -760,7 +767,9 @@ static int weights_lay_out(struct loader *l, int rank)
     struct loading in = {.l = l, .names = names, .dim = config->dim};
     const struct slice_shape words =
         slice_whole(config->n_vocab, config->n_vocab, config->dim, config->dim);
-    const struct loader_tensors embed = loader_tensor(names->embed, words);
+    int n_words = config->eagle.n_taps > 0 ? config->eagle.n_words : config->n_vocab;
+    const struct loader_tensors embed =
+        loader_tensor(names->embed, slice_whole(n_words, n_words, config->dim, config->dim));
     const char *head_name = config->tied ? names->embed : weights_head_name(l, names->head);
     const struct loader_tensors whole_head = loader_tensor(head_name, words);
     const struct loader_tensors head = loader_tensor(
@@ -786,7 +795,8 @@ static int weights_lay_out(struct loader *l, int rank)
         return ERR_NO_MEMORY;
     l->layer = -1;
     l->absent = !weights_has_embed(l);
-    l->w->embed = loader_matrix(l, &embed, USE_TABLE);
+    if (config->eagle.n_taps == 0 || !l->absent)
+        l->w->embed = loader_matrix(l, &embed, USE_TABLE);
     /* Only families with learned positions have this table. */
     l->absent = l->stage > 0;
     if (config->positions.is_used)
@@ -802,6 +812,8 @@ static int weights_lay_out(struct loader *l, int rank)
     weights_load_head(l, &head, &whole_head);
     if (l->rc == ERR_OK && l->w->adapters != NULL)
         l->rc = adapters_alloc(l->w->adapters, l->d);
+    if (config->eagle.n_taps > 0)
+        weights_load_eagle(&in);
     return l->rc;
 }
 
@@ -873,7 +885,9 @@ int weights_load(const struct weights_ranks *ranks, const struct hf_config *c,
 void weights_fini(struct weights *w)
 {
     mem_free(w->layers);
+    mem_free(w->eagle.ids);
     w->layers = NULL;
     adapters_free(w->adapters);
     w->adapters = NULL;
+    w->eagle.ids = NULL;
 }

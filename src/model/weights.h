@@ -54,6 +54,14 @@ struct layer_weights {
     float k_scale, v_scale;                /* scales of e4m3 KV pages from the checkpoint; else 1 */
 };
 
+/* Of an EAGLE-3 head. */
+struct eagle_weights {
+    struct k_matrix fc;       /* [dim][n_taps * tap_dim] */
+    struct k_norm norm_embed; /* [dim] */
+    int32_t *ids;             /* host, int32 [n_vocab]: the target's ids of its drafts; freed by
+                   * weights_fini() */
+};
+
 struct weights {
     struct layer_weights *layers; /* [n_layers] */
     struct k_matrix embed;        /* [n_vocab][dim] */
@@ -63,9 +71,10 @@ struct weights {
     void *embeds;
     struct k_matrix embeds_in;
     struct k_norm norm_embeds;
-    struct k_norm norm;          /* [dim] */
-    struct k_matrix head;        /* [plan.head_rows][dim]; rows of embed when tied */
-    void *head_bias;             /* [n_vocab] or NULL */
+    struct k_norm norm;   /* [dim] */
+    struct k_matrix head; /* [plan.head_rows][dim]; rows of embed when tied */
+    void *head_bias;      /* [n_vocab] or NULL */
+    struct eagle_weights eagle;
     bool reads_codes, is_packed; /* some matrix does, or is */
     size_t bytes;                /* on the device */
     struct adapters *adapters;   /* of its matrices (adapters.h); NULL: none */

@@ -20,6 +20,14 @@ struct k_norm weights_load_norm(const struct loading *in, const char *pattern, b
 /* The norm of a layer's input. The stage before the layer's has it too. */
 struct k_norm weights_load_first_norm(const struct loading *in, const char *pattern, bool has);
 
+/* --- weights_eagle.c --- */
+
+/* An EAGLE-3 head's weights beside those of its layer. */
+void weights_load_eagle(const struct loading *in);
+
+/* Elements of the rows that a layer's mixer reads. */
+int weights_mixer_cols(const struct loading *in);
+
 /* --- weights_latent.c --- */
 
 /* A layer of latent attention. */

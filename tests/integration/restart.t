@@ -276,24 +276,33 @@ with tap.section("more under way than the lane takes at a time"), \
     ids = [40 + k * k % 1000 for k in range(1900)]
     body = s.completion(ids, max_tokens=140, ignore_eos=True)
     want = s.stream("/v1/completions", body)
-    began, ended, under_way = [], [], []
 
-    def one(i):
-        if i == 10:
-            until(lambda: len(began) == 10, 60)
-            under_way.append(10 - len(ended))
-            s.engine.kill()
-            return None
-        time.sleep(0.02 * i)
-        told = s.stream("/v1/completions", body,
-                        on_event=lambda told: len(told.events) == 1 and began.append(i))
-        ended.append(i)
-        return told
-    got = crowd(11, one, 120)[:10]
+    def killed_amid():
+        """Ten streams, and a kill after the last one's first token: what they got, and how many of
+        them were under way then."""
+        began, ended, under_way = [], [], []
+
+        def one(i):
+            if i == 10:
+                until(lambda: len(began) == 10, 60)
+                under_way.append(10 - len(ended))
+                s.engine.kill()
+                return None
+            time.sleep(0.02 * i)
+            told = s.stream("/v1/completions", body,
+                            on_event=lambda told: len(told.events) == 1 and began.append(i))
+            ended.append(i)
+            return told
+        return crowd(11, one, 120)[:10], under_way[0]
+
+    for _ in range(4):  # a busy machine may start the last one when others have ended
+        got, under_way = killed_amid()
+        if under_way > 8 or DEVICE != "cpu":
+            break
     tap.eq(([getattr(t, "error", t) for t in got], [t.done for t in got]),
-           ([None] * 10, [True] * 10), "every stream goes on, of %s that were under way" % under_way)
-    if under_way[0] > 8 or DEVICE == "cpu":
-        tap.ok(under_way[0] > 8, "those were too many for the arena")
+           ([None] * 10, [True] * 10), "every stream goes on, of %d that were under way" % under_way)
+    if under_way > 8 or DEVICE == "cpu":
+        tap.ok(under_way > 8, "those were too many for the arena")
     else:
         tap.skip("those were too many for the arena", "a GPU had ended some of them before")
     tap.ok(all(same(t.text, want.text) for t in got), "to the same end")

@@ -7,6 +7,8 @@ build). No merge makes them, so texts are encoded as before; but a mask can allo
 can take them. Their embeddings are those of bytes that stand in no text (0xf5 to 0xff), which
 training has made improbable: what the model says by itself is what the demo model says. 70 MB.
 
+eagle_head(): an EAGLE-3 head of random weights. first_layers(): the demo model's first layers alone.
+
 windows(): layers that see the last tokens alone beside layers that see all, or none of these. What
 they say is worse than what the demo model says, and as much a function of the prompt.
 """
@@ -126,6 +128,38 @@ def write_folder(name, config, tensors):
 def read_config():
     with open(os.path.join(MODEL, "config.json"), encoding="utf-8") as f:
         return json.load(f)
+
+
+@functools.lru_cache(maxsize=None)
+def first_layers(n):
+    """The demo model without the layers behind its first n: a draft model that is often wrong."""
+    config = dict(read_config(), num_hidden_layers=n)
+    tensors = [(name, h["shape"], d) for name, h, d in read_weights()
+               if ".layers." not in name or int(name.split(".")[2]) < n]
+    return write_folder("first-%d" % n, config, tensors)
+
+
+@functools.lru_cache(maxsize=None)
+def eagle_head():
+    """An EAGLE-3 head for the demo model, of random weights: a drafter that is nearly always wrong."""
+    r, dim, n_vocab = random.Random(1), 256, 512
+    noise = b"".join(struct.pack("<f", r.gauss(0, 0.05))[2:] for _ in range(4099))
+    shapes = {"fc": [dim, 3 * dim], "norm": [dim], "lm_head": [n_vocab, dim],
+              "midlayer.input_layernorm": [dim], "midlayer.hidden_norm": [dim],
+              "midlayer.post_attention_layernorm": [dim],
+              "midlayer.self_attn.q_proj": [128, 2 * dim], "midlayer.self_attn.k_proj": [64, 2 * dim],
+              "midlayer.self_attn.v_proj": [64, 2 * dim], "midlayer.self_attn.o_proj": [dim, 128],
+              "midlayer.mlp.gate_proj": [64, dim], "midlayer.mlp.up_proj": [64, dim],
+              "midlayer.mlp.down_proj": [dim, 64]}
+    tensors = []
+    for name, shape in shapes.items():
+        n = 2 * shape[0] * (shape[1] if len(shape) > 1 else 1)
+        tensors.append((name + ".weight", shape, (noise * (n // len(noise) + 1))[:n]))
+    config = dict(read_config(), architectures=["LlamaForCausalLMEagle3"], draft_vocab_size=n_vocab,
+                  num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
+                  intermediate_size=64, tie_word_embeddings=False,
+                  eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 3, 5]})
+    return write_folder("eagle-head", config, tensors)
 
 
 @functools.lru_cache(maxsize=None)

@@ -115,7 +115,7 @@ check "docs/api/metrics.md has the metrics, their kinds and labels" \
 
 # --- models ---------------------------------------------------------------------------------
 archs=$(sed -n '/arch_table\[\] = {/,/^};/p' src/model/arch.c | tr '\n' ' ' | sed 's/{\.name = /\n/g' |
-    grep -v 'is_toy' | sed -nE 's/^"([A-Za-z0-9_]+)".*/\1/p')
+    grep -vE 'is_toy|is_drafter' | sed -nE 's/^"([A-Za-z0-9_]+)".*/\1/p')
 check "docs/models-and-formats.md has the architectures of arch.c" \
     "$(differ "$archs" "$(rows docs/models-and-formats.md architecture | cut -f 1 | grep -oE '[A-Za-z0-9_]+')")"
 

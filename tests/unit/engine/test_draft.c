@@ -119,8 +119,42 @@ static void check_nothing(void)
     check(&wrong, LEN, LEN / 10);
 }
 
+/* A model's drafts: the share of right ones follows what becomes of them, and keys of right drafts
+ * stay, but a head's. */
+static void check_model(void)
+{
+    static struct seq seq;
+    struct draft_options o;
+    char why[160];
+
+    ok(draft_read_options(&o, "{\"model\": \"/m\"}", why, sizeof why) == ERR_OK &&
+           o.method == DRAFT_MODEL && strcmp(o.model, "/m") == 0 && !o.is_fixed,
+       "a model alone is a draft model");
+    ok(draft_read_options(&o, "{\"method\": \"eagle3\", \"model\": 1}", why, sizeof why) ==
+               ERR_INVALID &&
+           draft_read_options(&o, "{\"method\": \"ngram\", \"model\": \"/m\"}", why, sizeof why) ==
+               ERR_OK &&
+           o.method == DRAFT_NGRAM,
+       "the method decides");
+    o.method = DRAFT_MODEL;
+    seq.draft = (struct draft){.n_beside = 10, .n_made = 3};
+    draft_learn(&o, &seq, 3, 3);
+    ok(seq.draft.n_beside == 12 && draft_share(&seq.draft) > 0.7f, "three right drafts");
+    seq.draft.n_made = 3;
+    draft_learn(&o, &seq, 3, 1);
+    ok(seq.draft.n_beside == 13, "the keys of one stay");
+    for (int i = 0; i < 50; i++)
+        draft_learn(&o, &seq, 3, 0);
+    ok(draft_share(&seq.draft) < 0.05f, "none are right");
+    o.method = DRAFT_EAGLE3;
+    seq.draft = (struct draft){.n_beside = 10, .n_made = 3};
+    draft_learn(&o, &seq, 3, 3);
+    ok(seq.draft.n_beside == 10, "a head's are computed again");
+}
+
 int main(void)
 {
+    check_model();
     check_copies();
     check_nothing();
     return tap_done();

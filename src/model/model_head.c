@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A model that drafts tokens of another one, and EAGLE-3 heads: what a target keeps for a head, and
+ * how the two are joined (forward_eagle.c has the pass). */
+#include "base/log.h"
+#include "base/must.h"
+#include "model/model_parts.h"
+
+/* Residuals of rank 0, which has them whole as every rank does. */
+int model_alloc_taps(struct model *m, const struct model_options *o)
+{
+    static const int preset[EAGLE_TAPS_MAX] = {2, 0, -3};
+    struct forward_taps *taps = &m->taps;
+    struct device *device = m->ranks.at[0].device;
+    int n_layers = m->shape.n_layers;
+
+    if (o->n_taps == 0)
+        return ERR_OK;
+    if (m->ranks.n_stages > 1 || o->n_nodes > 1) {
+        log_error("model: an EAGLE-3 head reads layers of all stages: set pipeline_parallel_size "
+                  "and nnodes to 1");
+        return ERR_UNSUPPORTED;
+    }
+    *taps =
+        (struct forward_taps){.n_tokens_max = m->shape.max_num_batched_tokens, .dim = m->shape.dim};
+    for (int i = 0; i < o->n_taps; i++) {
+        int layer = o->taps[i];
+
+        if (layer < 0) /* the published heads' default: 2, L / 2, L - 3 */
+            layer = i == 1 ? n_layers / 2 : preset[i] < 0 ? n_layers + preset[i] : preset[i];
+        if (layer < 0 || layer >= n_layers) {
+            log_error("model: the EAGLE-3 head reads layer %d, and there are %d", layer, n_layers);
+            return ERR_UNSUPPORTED;
+        }
+        taps->layers[taps->n++] = layer;
+    }
+    taps->rows = device->ops->alloc_scratch(device, (size_t)taps->n * (size_t)taps->n_tokens_max *
+                                                        (size_t)taps->dim * device->elem_bytes);
+    return taps->rows == NULL ? ERR_NO_MEMORY : ERR_OK;
+}
+
+int model_taps(const struct model *m, const int **taps)
+{
+    *taps = m->config.eagle.taps;
+    return m->config.eagle.n_taps;
+}
+
+int model_join(struct model *head, struct model *target)
+{
+    const struct eagle_config *e = &head->config.eagle;
+    const struct rank *rank = &head->ranks.at[0];
+    bool borrows = rank->weights.embed.data == NULL;
+
+    must(e->n_taps > 0 && target->taps.n == e->n_taps);
+    if (e->tap_dim != target->shape.dim || (borrows && head->shape.dim != target->shape.dim)) {
+        log_error("model: the EAGLE-3 head is for a model of dim %d, and this one has %d",
+                  e->tap_dim, target->shape.dim);
+        return ERR_UNSUPPORTED;
+    }
+    head->target = target;
+    return ERR_OK;
+}
+
+/* The folder of a head is no model, and only some devices run one. */
+int model_check_head(const struct model *m, const struct model_options *o)
+{
+    bool is_head = m->config.eagle.n_taps > 0;
+
+    if (is_head && !o->is_drafter) {
+        log_error("model: %s is an EAGLE-3 head: name it in speculative_config, with the method "
+                  "eagle3",
+                  o->dir);
+        return ERR_UNSUPPORTED;
+    }
+    if (!is_head || m->device->ops->pick != NULL)
+        return ERR_OK;
+    log_error("model: EAGLE-3 heads are computed on the cpu device only (device = cpu)");
+    return ERR_UNSUPPORTED;
+}

@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * An EAGLE-3 head against the implementation in make_eagle.py: the logits of the first draft, made
+ * of the target's residuals of a prompt, and those of the drafts after it, made of the head's own.
+ * */
+#include <math.h>
+
+#include "device/device.h"
+#include "tests/golden/run.h"
+#include "tests/tap.h"
+
+#define DRAFTS_MAX 8
+#define PAGES      64
+
+static int32_t prompt[RUN_TOKENS], wanted[DRAFTS_MAX];
+static float logits[DRAFTS_MAX][1024], got[1024];
+static int n_prompt, n_drafts, n_vocab;
+static int32_t next;
+
+static void read_golden(void)
+{
+    FILE *f = fopen(tap_path("tests/golden/eagle3/golden.bin"), "rb");
+    int32_t counts[3];
+    bool good = f != NULL && fread(counts, 4, 3, f) == 3;
+
+    n_prompt = good ? counts[0] : 0;
+    n_drafts = good ? counts[1] : 0;
+    n_vocab = good ? counts[2] : 0;
+    good = good && fread(prompt, 4, (size_t)n_prompt, f) == (size_t)n_prompt &&
+           fread(&next, 4, 1, f) == 1 && fread(wanted, 4, (size_t)n_drafts, f) == (size_t)n_drafts;
+    for (int i = 0; i < n_drafts && good; i++)
+        good = fread(logits[i], 4, (size_t)n_vocab, f) == (size_t)n_vocab;
+    if (!good) {
+        printf("Bail out! no golden of an EAGLE-3 head\n");
+        exit(1);
+    }
+    fclose(f);
+}
+
+static struct model_options options_of(const char *dir)
+{
+    return (struct model_options){.dir = dir,
+                                  .device = "cpu",
+                                  .cpu_threads = 1,
+                                  .page_tokens = 16,
+                                  .max_num_seqs = 4,
+                                  .max_num_batched_tokens = 64,
+                                  .max_model_len = 256,
+                                  .num_pages = PAGES};
+}
+
+/* Tokens from `first` on of the text, with one row at the last; the sampled id. */
+static int32_t step(struct model *m, struct run *r, const int32_t *ids, int first, int n)
+{
+    int32_t id = -1;
+
+    memcpy(r->token_ids, ids, (size_t)n * 4);
+    r->b.n_tokens = n;
+    r->b.n_seqs = r->b.n_rows = 1;
+    r->seq_start[0] = 0;
+    r->seq_start[1] = n;
+    r->kv_len[0] = first + n;
+    for (int i = 0; i < r->pages_max; i++)
+        r->page_ids[i] = i % PAGES;
+    r->rows[0] = (struct batch_row){.token_idx = n - 1, .sampling = sampling_greedy()};
+    if (model_step_begin(m, &r->b) != ERR_OK || model_step_sample(m, &r->b) != ERR_OK ||
+        model_step_end(m, &id, NULL) != ERR_OK)
+        printf("Bail out! a step failed\n");
+    return id;
+}
+
+static double error_of(const float *want)
+{
+    double diff = 0.0, norm = 0.0;
+
+    for (int i = 0; i < n_vocab; i++) {
+        diff += ((double)got[i] - (double)want[i]) * ((double)got[i] - (double)want[i]);
+        norm += (double)want[i] * (double)want[i];
+    }
+    return sqrt(diff / norm);
+}
+
+int main(void)
+{
+    char head_dir[4096], target_dir[4096];
+    struct model_options of_head = options_of(head_dir), of_target = options_of(target_dir);
+    static struct run target_run, head_run;
+    static int32_t rows[RUN_TOKENS];
+    struct model *head = NULL, *target = NULL;
+    double error = 1.0;
+    int32_t id;
+
+    read_golden();
+    (void)snprintf(head_dir, sizeof head_dir, "%s", tap_path("tests/golden/eagle3"));
+    (void)snprintf(target_dir, sizeof target_dir, "%s", tap_path("tests/golden/llama-gqa"));
+    ok(model_open(&head, &of_head) == ERR_UNSUPPORTED, "a head is no model by itself");
+    of_head.is_drafter = of_head.pages_later = true;
+    of_head.max_model_len = 0;
+    ok(model_open(&head, &of_head) == ERR_OK, "it is a drafter");
+    of_target.n_taps = model_taps(head, &of_target.taps);
+    ok(of_target.n_taps == 3, "it reads three layers");
+    ok(model_open(&target, &of_target) == ERR_OK && model_join(head, target) == ERR_OK &&
+           model_add_pages(head, PAGES) == ERR_OK,
+       "of a target");
+    run_init(&target_run, target);
+    run_init(&head_run, head);
+    (void)step(target, &target_run, prompt, 0, n_prompt);
+    for (int i = 0; i < n_prompt; i++)
+        rows[i] = i;
+    memmove(prompt, prompt + 1, (size_t)(n_prompt - 1) * 4);
+    prompt[n_prompt - 1] = next;
+    head_run.b.hidden = (struct batch_hidden){.of_target = true, .rows = rows};
+    id = step(head, &head_run, prompt, 0, n_prompt);
+    for (int i = 0; i < n_drafts; i++) {
+        ok(id == wanted[i], "draft %d is %d (%d)", i, wanted[i], id);
+        if (model_logits(head, got) == ERR_OK)
+            error = error_of(logits[i]);
+        ok(error < 1e-5, "its logits are within %.2e", error);
+        head_run.b.hidden.of_target = false;
+        rows[0] = 0;
+        id = step(head, &head_run, &id, n_prompt + i, 1);
+    }
+    model_close(head);
+    model_close(target);
+    return tap_done();
+}
