@@ -162,7 +162,8 @@ static int model_choose_shape(struct model *m, const struct model_options *o)
     shape->head_dim = config->head_dim;
     shape->ff_dim = config->ff_dim;
     shape->n_vocab = config->n_vocab;
-    shape->n_words = config->eagle.n_taps > 0 ? config->eagle.n_words : config->n_vocab;
+    shape->n_words = hf_config_words(config);
+    shape->pools = config->pooling != NULL;
     shape->page_tokens = o->page_tokens;
     /* Large batches on a GPU; on a CPU they would only add latency. */
     shape->max_num_seqs = gpu ? 256 : 64;
@@ -948,7 +949,8 @@ int model_open(struct model **out, const struct model_options *o)
     /* Cheap checks first: a wrong folder or setting is reported before a GPU is touched. */
     if ((rc = hf_config_read(&model->config, o->dir)) != ERR_OK)
         goto out;
-    if ((rc = plan_make(&whole, &model->config)) != ERR_OK)
+    if ((rc = model_choose_head(model, o)) != ERR_OK ||
+        (rc = plan_make(&whole, &model->config)) != ERR_OK)
         goto out;
     if ((rc = model_open_ranks(model, o, &whole)) != ERR_OK ||
         (rc = model_check_head(model, o)) != ERR_OK)

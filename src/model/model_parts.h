@@ -85,6 +85,9 @@ int model_follow_sleep(struct model *m, const struct node_message *order);
 /* Memory for the residuals that options ask for. ERR_UNSUPPORTED (logged), ERR_NO_MEMORY. */
 int model_alloc_taps(struct model *m, const struct model_options *o) ERR_CHECKED;
 
+/* The checkpoint's output matrix, or that of a model that pools. ERR_UNSUPPORTED (logged). */
+int model_choose_head(struct model *m, const struct model_options *o) ERR_CHECKED;
+
 /* May this folder be opened as it is asked for, on this device? ERR_UNSUPPORTED (logged). */
 int model_check_head(const struct model *m, const struct model_options *o) ERR_CHECKED;
 
