@@ -155,6 +155,8 @@ static int served_open(struct served *m, int handover_fd)
     if (rc == ERR_OK)
         rc = served_open_text(m);
     if (rc == ERR_OK)
+        rc = pooling_read(&m->pooling, &m->settings);
+    if (rc == ERR_OK)
         rc = served_choose_reply(m);
     if (rc == ERR_OK)
         rc = engines_init(&m->engines, m->settings.engine_socket, m->settings.data_parallel_size);

@@ -12,6 +12,7 @@
 #include <stdint.h>
 
 #include "base/names.h"
+#include "base/pooling.h"
 #include "base/settings.h"
 #include "front/link/engines.h"
 #include "front/request/defaults.h"
@@ -27,6 +28,7 @@ struct served {
     struct chat *chat;
     enum reply_format reply_format;
     enum reply_reasoning reply_reasoning;
+    struct pooling pooling; /* how it pools, if it does */
     struct names names;     /* names that clients may use for the model */
     const char *model_name; /* the first of them */
     struct defaults defaults;

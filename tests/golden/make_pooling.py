@@ -14,6 +14,7 @@ import json
 import os
 import shutil
 import struct
+import tempfile
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -114,9 +115,16 @@ TEXTS = ["What is the capital of France?", "The capital of France is Paris.", "y
 def demo():
     """tools/demo-model, through sentence-transformers itself and through transformers."""
     tokenizer = AutoTokenizer.from_pretrained(DEMO)
+    # sentence-transformers would render texts with the model's chat template.
+    plain = tempfile.mkdtemp()
+    shutil.copytree(DEMO, plain, dirs_exist_ok=True)
+    with open(os.path.join(plain, "tokenizer_config.json"), encoding="utf-8") as f:
+        config = {k: v for k, v in json.load(f).items() if k != "chat_template"}
+    with open(os.path.join(plain, "tokenizer_config.json"), "w", encoding="utf-8") as f:
+        json.dump(config, f)
     out = {"texts": TEXTS, "vectors": {}}
     for mode in ("lasttoken", "mean", "cls"):
-        words = Transformer(DEMO, model_kwargs={"dtype": torch.float32})
+        words = Transformer(plain, model_kwargs={"dtype": torch.float32})
         words.tokenizer.padding_side = "right"
         st = SentenceTransformer(modules=[words, Pooling(256, pooling_mode=mode), Normalize()], device="cpu")
         out["vectors"][mode] = [[round(float(v), 7) for v in row] for row in st.encode(TEXTS)]
@@ -133,6 +141,7 @@ def demo():
         ids = tokenizer(TEXTS[0], return_tensors="pt").input_ids
         out["raw"] = [round(float(v), 6) for v in raw(ids).last_hidden_state[0, -1]]
         out["ids"] = ids[0].tolist()
+    shutil.rmtree(plain)
     with open(os.path.join(OUT, "demo.json"), "w", encoding="utf-8") as f:
         json.dump(out, f)
         f.write("\n")

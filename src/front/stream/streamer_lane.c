@@ -9,6 +9,7 @@
 #include "front/answer/answer.h"
 #include "front/answer/beams.h"
 #include "front/answer/logprobs.h"
+#include "front/answer/pooled.h"
 #include "front/api/cache.h"
 #include "front/api/health.h"
 #include "front/stream/streamer_parts.h"
@@ -110,6 +111,14 @@ void streamer_finished(struct streamer *s, struct gen *g, const struct wire_out 
         streamer_beam(s, g);
         return;
     }
+    if (x->pooled != NULL) {
+        g->finish = GEN_STOP;
+        if (pooled_is_whole(g))
+            answer_end(x, g);
+        else
+            streamer_fail(s, x, ERR_INTERNAL, NULL, NULL);
+        return;
+    }
     (void)detok_finish(&g->detok, &g->text);
     if (o->finish == WIRE_FIN_STOP)
         g->finish = GEN_STOP;
@@ -175,6 +184,17 @@ static bool streamer_was_refused(struct streamer *s, struct exchange *x)
     return false;
 }
 
+/* A piece of a row: of logits, or of a pooled answer. A probe only waits for its end. */
+static void streamer_row(struct gen *g, const struct wire_out *o)
+{
+    const struct wire_welcome *engine = &g->link->engine;
+
+    if (g->exchange->pooled != NULL)
+        pooled_row(g, o, engine->n_pooled);
+    else if (engine->n_pooled == 0)
+        logprobs_row(g, o, engine->n_vocab);
+}
+
 /* One record of a generation that is not cancelled. */
 static void streamer_record(struct streamer *s, struct gen *g, const struct wire_out *o)
 {
@@ -197,7 +217,7 @@ static void streamer_record(struct streamer *s, struct gen *g, const struct wire
     case WIRE_CHOSEN:
     case WIRE_TOP: logprobs_record(g, o); break;
     case WIRE_PROMPT_ROW:
-    case WIRE_ROW: logprobs_row(g, o, g->link->engine.n_vocab); break;
+    case WIRE_ROW: streamer_row(g, o); break;
     case WIRE_FACT:
     case WIRE_TEXT: cache_fact(g, o); break;
     }
