@@ -94,6 +94,10 @@ void streamer_finished(struct streamer *s, struct gen *g, const struct wire_out 
         streamer_go_on(s, g);
         return;
     }
+    if (o->finish == WIRE_FIN_ERROR && o->value == ERR_OVERLOADED && streamer_has_others(g)) {
+        streamer_go_on(s, g);
+        return;
+    }
     if (o->finish != WIRE_FIN_STOP && o->finish != WIRE_FIN_LENGTH) {
         x->retry_after_s = o->retry_after_s;
         streamer_fail(s, x, o->finish == WIRE_FIN_ERROR ? o->value : ERR_INTERNAL, why, NULL);
@@ -174,7 +178,7 @@ static bool streamer_was_refused(struct streamer *s, struct exchange *x)
 
         if (g->slot < 0 || !lane_peek(&g->link->lane, (uint32_t)g->slot, &record) ||
             record.kind != WIRE_FINISHED || record.finish != WIRE_FIN_ERROR ||
-            record.value == ERR_DRAINING)
+            record.value == ERR_DRAINING || streamer_has_others(g))
             continue;
         (void)lane_record(&g->link->lane, (uint32_t)g->slot,
                           &record); /* take the record that was looked at */

@@ -61,19 +61,15 @@ static bool streamer_goes_on_with(const struct gen *g)
     return g->n_submits > 0 || g->tokens.len > g->n_prompt || g->exchange->head_sent;
 }
 
-/* One request may have more texts than there are slots: those without one wait for the others, whose
- * ends make room. */
-static bool streamer_has_others(const struct gen *g)
+bool streamer_has_others(const struct gen *g)
 {
     const struct exchange *x = g->exchange;
+    bool has = false;
 
-    if (x->pooled == NULL)
-        return false;
-    for (int i = 0; i < x->n_gens; i++) {
-        if (x->gens[i].n_submits > 0)
-            return true;
-    }
-    return false;
+    for (int i = 0; i < x->n_gens && x->pooled != NULL; i++)
+        has = has || (&x->gens[i] != g &&
+                      (x->gens[i].slot >= 0 || x->gens[i].finish != GEN_RUNNING));
+    return has;
 }
 
 /* Count a refusal for the metrics. A generation that goes on is not refused, only delayed. */
