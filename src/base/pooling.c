@@ -504,8 +504,10 @@ int pooling_read(struct pooling *out, const struct settings *s)
     struct pooling_source in = {.s = s};
     struct pooling pooling = {.type = POOLING_LAST, .activates = true, .sigma = 1.0};
 
-    in.config = pooling_file(&in, s->model, "config.json", POOLING_FILE_MAX);
-    in.modules = pooling_file(&in, s->model, "modules.json", POOLING_FILE_MAX);
+    if (s->model[0] != '\0') {
+        in.config = pooling_file(&in, s->model, "config.json", POOLING_FILE_MAX);
+        in.modules = pooling_file(&in, s->model, "modules.json", POOLING_FILE_MAX);
+    }
     if (in.modules != NULL && in.modules->kind != JSON_LIST)
         in.modules = NULL;
     in.overrides = pooling_setting(&in, "hf_overrides", s->hf_overrides);

@@ -276,6 +276,38 @@ with tap.section("a converted one"), Stack(n_fronts=1, model=converted, front=["
     tap.ok(forged > 4, "control tokens in a pair are text", forged)
     count_cpu(s)
 
+# A folder as sentence-transformers saves one: no setting is needed.
+found = os.path.join(folder, "found")
+shutil.copytree(MODEL, found)
+os.mkdir(os.path.join(found, "1_Pooling"))
+with open(os.path.join(found, "tokenizer.json")) as f:
+    tokenizer = json.load(f)
+END = tokenizer["model"]["vocab"].get("<|endoftext|>", 2043)
+tokenizer["post_processor"] = {
+    "type": "TemplateProcessing",
+    "single": [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}}],
+    "pair": [], "special_tokens": {"<|endoftext|>": {"id": "<|endoftext|>", "ids": [END], "tokens": ["<|endoftext|>"]}}}
+for name, value in (("tokenizer.json", tokenizer),
+                    ("modules.json", [{"type": "sentence_transformers.models." + t, "path": p} for t, p in
+                                      (("Transformer", ""), ("Pooling", "1_Pooling"))]),
+                    ("1_Pooling/config.json", {"pooling_mode_lasttoken": True}),
+                    ("config_sentence_transformers.json", {"prompts": {"query": "Query: ", "none": ""}})):
+    with open(os.path.join(found, name), "w") as f:
+        json.dump(value, f)
+with tap.section("a folder of sentence-transformers"), Stack(n_fronts=1, model=found) as s:
+    ids = s.post("/tokenize", {"prompt": TEXTS[1]}).json["tokens"]
+    got = s.post(EMBED, {"input": TEXTS[1]})
+    tap.ok(ids[-1] == END and vectors(got) == embed(s, ids) and got.json["usage"]["prompt_tokens"] == len(ids),
+           "found by its files; a text ends with its special token", ids)
+    norm = sum(v * v for v in vectors(got)[0]) ** 0.5
+    tap.ok(norm > 1.5, "without a module Normalize nothing is normed", norm)
+    tap.eq(embed(s, TEXTS[1], truncate_prompt_tokens=5), embed(s, ids[:4] + [END]), "a cut text keeps that token")
+    tap.eq(embed(s, TEXTS[1], prompt_name="query"), embed(s, "Query: " + TEXTS[1]), "a prompt of the folder's")
+    r = s.post(EMBED, {"input": "a", "prompt_name": "other"})
+    tap.ok(r.status == 400 and r.error["param"] == "prompt_name" and "query none" in r.error["message"],
+           "another is refused", r.text)
+    count_cpu(s)
+
 with tap.section("a generating model"), Stack(n_fronts=1) as s:
     for path, body in ((EMBED, {"input": "a"}), ("/pooling", {"input": "a"}), ("/score", {"text_1": "a", "text_2": "b"}),
                        ("/rerank", {"query": "a", "documents": ["b"]})):

@@ -308,11 +308,30 @@ static int pooled_count(const struct json *input)
     return (int)input->n;
 }
 
-static int pooled_add_input(struct gen *g, const struct json *v, bool add_special, char *why,
-                            size_t cap)
+/* A text behind a prompt of the model's. ERR_NO_MEMORY. */
+static int pooled_add_prompted(struct gen *g, const struct json *prompt, const struct json *v,
+                               bool add_special, char *why, size_t cap)
+{
+    size_t len = prompt->text_len + v->text_len;
+    char *text = arena_alloc(&g->exchange->arena, len + 1);
+    struct json whole = {.kind = JSON_TEXT, .text_len = len, .text = text};
+
+    if (text == NULL)
+        return ERR_NO_MEMORY;
+    memcpy(text, prompt->text, prompt->text_len);
+    memcpy(text + prompt->text_len, v->text, v->text_len);
+    text[len] = '\0';
+    return gen_add_text(g, &whole, add_special, why, cap);
+}
+
+/* prompt: what is put before a text; NULL: nothing. */
+static int pooled_add_input(struct gen *g, const struct json *prompt, const struct json *v,
+                            bool add_special, char *why, size_t cap)
 {
     int rc = ERR_INVALID;
 
+    if (v->kind == JSON_TEXT && prompt != NULL)
+        return pooled_add_prompted(g, prompt, v, add_special, why, cap);
     if (v->kind == JSON_TEXT)
         return gen_add_text(g, v, add_special, why, cap);
     if (pooled_is_ids(v))
@@ -320,6 +339,31 @@ static int pooled_add_input(struct gen *g, const struct json *v, bool add_specia
     if (rc == ERR_INVALID)
         (void)snprintf(why, cap, "'input' must hold only texts or token ids");
     return rc;
+}
+
+/* The prompt that the field prompt_name names, of the model's folder. False after an error
+ * answer. */
+static bool pooled_read_prompt(struct exchange *x, const struct json *body,
+                               const struct json **prompt)
+{
+    const struct json *name = json_get(body, "prompt_name"), *all = x->served->prompts;
+    char why[300];
+    size_t n;
+
+    *prompt = NULL;
+    if (name == NULL || name->kind == JSON_NULL)
+        return true;
+    if (name->kind == JSON_TEXT)
+        *prompt = json_get_n(all, name->text, name->text_len);
+    if (*prompt != NULL && (*prompt)->kind == JSON_TEXT)
+        return true;
+    n = (size_t)snprintf(why, sizeof why, "'prompt_name' must be one of the model's prompts:");
+    for (uint32_t i = 0; all != NULL && i < all->n && n < sizeof why; i++)
+        n += (size_t)snprintf(why + n, sizeof why - n, " %.40s", all->items[i].key);
+    if (all == NULL || all->n == 0)
+        (void)snprintf(why, sizeof why, "'prompt_name': the model's folder has no prompts");
+    exchange_reply_error(x, ERR_INVALID, why, "prompt_name", 0);
+    return false;
 }
 
 /* The one text of a chat. */
@@ -348,7 +392,7 @@ static void pooled_take_chat(struct front *f, struct exchange *x, const struct j
 
 static void pooled_take_inputs(struct front *f, struct exchange *x, const struct json *body)
 {
-    const struct json *input = json_get(body, "input"), *shared;
+    const struct json *input = json_get(body, "input"), *shared, *prompt;
     bool add_special = lax_get_flag(body, "add_special_tokens", true);
     int n = pooled_count(input);
     char why[160] = "";
@@ -360,12 +404,12 @@ static void pooled_take_inputs(struct front *f, struct exchange *x, const struct
         exchange_reply_error(x, ERR_INVALID, why, "input", 0);
         return;
     }
-    if (!pooled_prepare(f, x, body, n, &shared))
+    if (!pooled_read_prompt(x, body, &prompt) || !pooled_prepare(f, x, body, n, &shared))
         return;
     for (int i = 0; i < n; i++) {
         bool one = input->kind == JSON_TEXT || pooled_is_ids(input);
-        int rc = pooled_add_input(&x->gens[i], one ? input : &input->items[i], add_special, why,
-                                  sizeof why);
+        int rc = pooled_add_input(&x->gens[i], prompt, one ? input : &input->items[i], add_special,
+                                  why, sizeof why);
 
         if (rc != ERR_OK) {
             exchange_reply_error(x, rc, why, "input", 0);

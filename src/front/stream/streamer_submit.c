@@ -67,8 +67,8 @@ bool streamer_has_others(const struct gen *g)
     bool has = false;
 
     for (int i = 0; i < x->n_gens && x->pooled != NULL; i++)
-        has = has || (&x->gens[i] != g &&
-                      (x->gens[i].slot >= 0 || x->gens[i].finish != GEN_RUNNING));
+        has =
+            has || (&x->gens[i] != g && (x->gens[i].slot >= 0 || x->gens[i].finish != GEN_RUNNING));
     return has;
 }
 
