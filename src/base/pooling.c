@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/gguf.h"
 #include "base/json.h"
 #include "base/log.h"
 #include "base/mem.h"
@@ -492,6 +493,10 @@ static void pooling_read_all(struct pooling_source *in, struct pooling *out)
     out->kind = pooling_convert(in, architecture);
     if (out->kind == POOLING_EMBED)
         out->activates = !in->has_pooling || in->has_norm;
+    if (out->kind == POOLING_SCORE && gguf_is_path(in->s->model)) {
+        log_error("model: %s: GGUF files give vectors, and no scores", in->s->model);
+        pooling_fail(in, ERR_UNSUPPORTED);
+    }
     if (out->kind == POOLING_SCORE)
         pooling_read_labels(in, out);
     pooling_read_dimensions(in, out);

@@ -19,9 +19,9 @@ import tempfile
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.models import Normalize, Pooling, Transformer
-from transformers import (AutoModel, AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaModel, MistralConfig,
-                          MistralModel, Qwen2Config, Qwen2Model, Qwen3Config, Qwen3ForCausalLM,
-                          Qwen3ForSequenceClassification, Qwen3Model)
+from transformers import (AutoModel, AutoModelForCausalLM, AutoTokenizer, GraniteConfig, GraniteModel, LlamaConfig,
+                          LlamaModel, MistralConfig, MistralModel, Qwen2Config, Qwen2Model, Qwen3Config,
+                          Qwen3ForCausalLM, Qwen3ForSequenceClassification, Qwen3Model)
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 OUT = os.path.join(HERE, "pooling")
@@ -155,6 +155,11 @@ def main():
     embed("llama-cls", LlamaModel(LlamaConfig(**SIZES)), "cls", 5, normalize=False)
     embed("qwen2-last", Qwen2Model(Qwen2Config(**{k: v for k, v in SIZES.items() if k != "head_dim"})),
           "lasttoken", 6)
+    # Logits have a scale, rows have none.
+    embed("granite-last", GraniteModel(GraniteConfig(**{k: v for k, v in SIZES.items() if k != "head_dim"},
+                                                     logits_scaling=3.0, residual_multiplier=0.5,
+                                                     embedding_multiplier=2.0, attention_multiplier=0.3)),
+          "lasttoken", 8)
     rerank()
     demo()
     for name in os.listdir(OUT):

@@ -211,6 +211,37 @@ static void check_folder(const char *name, enum pooling_kind kind, enum pooling_
     }
 }
 
+/* The rows of a GGUF file are those of the folder with the same weights. */
+static void check_gguf(void)
+{
+    static float folder[TEXTS_MAX][NUMBERS_MAX], file[TEXTS_MAX][NUMBERS_MAX];
+    bool gpu = strcmp(device(), "cpu") != 0;
+    struct pooling p = {.kind = POOLING_EMBED, .sigma = 1.0};
+    struct model *m[2];
+    char dir[4096];
+    double worst = 0.0;
+
+    for (int i = 0; i < golden.n_texts; i++) {
+        for (int k = 0; k < golden.texts[i].n_tokens; k++)
+            golden.texts[i].tokens[k] %= 320;
+    }
+    (void)snprintf(dir, sizeof dir, "%s", tap_path("tests/golden/llama-gqa"));
+    m[0] = open_model(dir, &p, 1);
+    golden.n_numbers = m[0] == NULL ? 0 : model_shape(m[0])->n_vocab;
+    ok(m[0] != NULL && golden.n_numbers <= NUMBERS_MAX && compute(m[0], &p, 64, folder),
+       "a generating folder pools");
+    model_close(m[0]);
+    (void)snprintf(dir, sizeof dir, "%s", tap_path("tests/golden/gguf/llama-gqa.gguf"));
+    m[1] = open_model(dir, &p, 1);
+    ok(m[1] != NULL && compute(m[1], &p, 64, file), "and so does the GGUF file");
+    for (int t = 0; t < golden.n_texts; t++) {
+        for (int i = 0; i < golden.n_numbers; i++)
+            worst = fmax(worst, fabs((double)folder[t][i] - (double)file[t][i]));
+    }
+    ok(worst < (gpu ? 5e-2 : 1e-4) && folder[0][0] != 0.0f, "within %.1e", worst);
+    model_close(m[1]);
+}
+
 static void check_refusals(void)
 {
     struct pooling none = {.kind = POOLING_NONE};
@@ -224,12 +255,14 @@ int main(void)
 {
     check_folder("qwen3-last", POOLING_EMBED, POOLING_LAST, "");
     check_folder("qwen2-last", POOLING_EMBED, POOLING_LAST, "");
+    check_folder("granite-last", POOLING_EMBED, POOLING_LAST, "");
     check_folder("mistral-mean", POOLING_EMBED, POOLING_MEAN, "");
     check_folder("llama-cls", POOLING_EMBED, POOLING_CLS, "");
     check_folder("qwen3-labels", POOLING_SCORE, POOLING_LAST, "");
     check_folder("qwen3-original", POOLING_SCORE, POOLING_LAST,
                  "{\"architectures\": [\"Qwen3ForSequenceClassification\"], "
                  "\"classifier_from_token\": [21, 300], \"is_original_qwen3_reranker\": true}");
+    check_gguf();
     check_refusals();
     return tap_done();
 }
