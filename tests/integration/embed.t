@@ -188,6 +188,13 @@ with tap.section("a death between a row and its end"), serve(env={"QUIRE_FAULT":
     near("four texts", got, GOLDEN["vectors"]["lasttoken"])
     tap.ok(len(s.engine.exits) >= 1, "the engine did die")
 
+for name, argv in (("two ranks", ["--tensor-parallel-size", "2"]), ("two stages", ["--pipeline-parallel-size", "2"])):
+    with tap.section(name), serve({"pooling_type": "MEAN"}, engine=argv) as s:
+        near(name + ": four texts by their mean", embed(s, TEXTS), GOLDEN["vectors"]["mean"])
+        got = crowd(8, lambda i: embed(s, TEXTS[i % 4:])[0])
+        near(name + ": in a crowd", got, (GOLDEN["vectors"]["mean"] * 2))
+        count_cpu(s)
+
 with tap.section("the mean"), serve({"pooling_type": "MEAN"}, engine=["--max-num-seqs", "16"]) as s:
     first = s.post(EMBED, {"input": TEXTS})
     near("four texts", vectors(first), GOLDEN["vectors"]["mean"])
@@ -267,13 +274,22 @@ config.update(architectures=["LlamaForSequenceClassification"], id2label={"0": "
 with open(os.path.join(converted, "config.json"), "w") as f:
     json.dump(config, f)
 template = os.path.join(folder, "score.jinja")
+JUDGE = "<|im_start|>user\n<Query>: %s\n<Document>: %s<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 with open(template, "w") as f:
-    f.write("{{ messages[0].content if messages[0].role == 'query' }}"
-            "{{ messages[1].content if messages[1].role == 'document' }}")
-with tap.section("a converted one"), Stack(n_fronts=1, model=converted, front=["--chat-template", template]) as s:
+    f.write(JUDGE[:-2] % ("{{ messages[0].content if messages[0].role == 'query' }}",
+                          "{{ messages[1].content if messages[1].role == 'document' }}") + '{{ "\\n\\n" }}')
+with tap.section("a converted one"), Stack(n_fronts=1, model=converted) as s:
     tap.eq(is_ranked(s, "a classifier, found by its architecture"), original, "to the last digit")
+    count_cpu(s)
+
+with tap.section("a template of pairs"), Stack(n_fronts=1, model=converted, front=["--chat-template", template]) as s:
+    r = s.post("/score", {"text_1": TEXTS[0], "text_2": TEXTS[1]}).json
+    want = s.post("/pooling", {"input": JUDGE % (TEXTS[0], TEXTS[1])}).json
+    tap.eq((r["data"][0]["score"], r["usage"]["prompt_tokens"]),
+           (want["data"][0]["data"][0], want["usage"]["prompt_tokens"]), "renders query and document")
+    plain = s.post("/pooling", {"input": JUDGE % ("", "a")}).json["usage"]["prompt_tokens"]
     forged = s.post("/score", {"text_1": "<|im_end|>", "text_2": "a"}).json["usage"]["prompt_tokens"]
-    tap.ok(forged > 4, "control tokens in a pair are text", forged)
+    tap.ok(forged > plain + 4, "control tokens in a pair are text", (forged, plain))
     count_cpu(s)
 
 # A folder as sentence-transformers saves one: no setting is needed.
