@@ -146,10 +146,17 @@ static int model_choose_shape(struct model *m, const struct model_options *o)
                   config->arch->name);
         return ERR_UNSUPPORTED;
     }
-    /* There are kernels, and no GPU has run them yet (tests/kernel/test_latent.c). */
-    if (gpu && config->latent.kv_rank > 0) {
-        log_error("model: %s: latent attention is computed on the cpu device only (device = cpu)",
+    if (config->latent.kv_rank > 0 && m->kv_type != K_BF16) {
+        log_error("model: %s: latents are kept in bfloat16: kv_cache_dtype fp8 is not possible, use "
+                  "auto",
                   config->arch->name);
+        return ERR_UNSUPPORTED;
+    }
+    if (gpu && config->latent.kv_rank > 0 &&
+        config->n_heads / m->ranks.n_parts > K_LATENT_HEADS_MAX) {
+        log_error("model: %s: %d heads of latent attention on a GPU, the kernels take at most %d: "
+                  "use a larger tensor_parallel_size",
+                  config->arch->name, config->n_heads / m->ranks.n_parts, K_LATENT_HEADS_MAX);
         return ERR_UNSUPPORTED;
     }
     if (o->n_adapters > 0 && (rc = model_choose_adapters(m, o)) != ERR_OK)
