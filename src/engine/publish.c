@@ -326,8 +326,8 @@ static bool publish_last_token(struct engine *e, struct seq *seq)
     return false;
 }
 
-/* The pooled answer is complete. The token that was sampled of it means nothing and is dropped: from
- * here on seq lacks none. */
+/* The pooled answer is complete. The token that was sampled of it means nothing and is dropped:
+ * from here on seq lacks none. */
 static void publish_pooled(const struct engine *e, struct seq *seq)
 {
     seq->n_pending--;

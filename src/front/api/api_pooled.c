@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * POST /v1/embeddings, /pooling, /score and /rerank, and their other names: texts become generations
- * that the engine answers with rows of numbers (answer/pooled.h).
+ * POST /v1/embeddings, /pooling, /score and /rerank, and their other names: texts become
+ * generations that the engine answers with rows of numbers (answer/pooled.h).
  *
  * Fields that a text request shares with a completion or a chat are read by the same table
  * (fields.c); others, such as temperature, are ignored. */
@@ -463,8 +463,8 @@ static const struct json *pooled_document(const struct json *v)
     return content == NULL ? chat_part_text(v) : NULL;
 }
 
-/* The texts of a field: one, or a list; the parts of {"content": [...]} are a list, too. False after
- * an error answer. */
+/* The texts of a field: one, or a list; the parts of {"content": [...]} are a list, too. False
+ * after an error answer. */
 static bool pooled_read_texts(struct exchange *x, const struct json *body, const char *field,
                               struct pooled_texts *out)
 {
