@@ -324,6 +324,25 @@ with tap.section("a folder of sentence-transformers"), Stack(n_fronts=1, model=f
            "another is refused", r.text)
     count_cpu(s)
 
+# A row of more records than a ring has room for.
+wide = os.path.join(folder, "wide")
+shutil.copytree(MODEL, wide)
+with open(os.path.join(MODEL, "config.json")) as f:
+    config = json.load(f)
+config.update(architectures=["LlamaModel"], hidden_size=4096, num_hidden_layers=1, intermediate_size=64,
+              num_attention_heads=2, num_key_value_heads=1, is_matryoshka=True)
+with open(os.path.join(wide, "config.json"), "w") as f:
+    json.dump(config, f)
+with tap.section("wide rows"), Stack(n_fronts=1, model=wide, engine=["--load-format", "dummy"]) as s:
+    first = embed(s, TEXTS)
+    tap.ok([len(v) for v in first] == [4096] * 4 and first[0] != first[1] and
+           all(abs(sum(x * x for x in v) - 1) < 1e-5 for v in first), "vectors of 4096 numbers")
+    got = crowd(12, lambda i: s.post(EMBED, {"input": TEXTS, "encoding_format": "base64"}).json["data"])
+    tap.eq([[floats(d["embedding"]) for d in r] for r in got], [[singles(v) for v in first]] * 12, "in a crowd")
+    tap.eq([len(v) for v in embed(s, TEXTS, dimensions=100)], [100] * 4, "cut")
+    tap.eq(s.post(EMBED, {"input": "a", "dimensions": 4097}).error["param"], "dimensions", "but not to more")
+    count_cpu(s)
+
 with tap.section("a generating model"), Stack(n_fronts=1) as s:
     for path, body in ((EMBED, {"input": "a"}), ("/pooling", {"input": "a"}), ("/score", {"text_1": "a", "text_2": "b"}),
                        ("/rerank", {"query": "a", "documents": ["b"]})):
