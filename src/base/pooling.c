@@ -248,6 +248,17 @@ static void pooling_read_modules(struct pooling_source *in, struct pooling *out)
     }
 }
 
+/* A shorter length than config.json's, for which the model was trained. */
+static void pooling_read_length(struct pooling_source *in, struct pooling *out)
+{
+    const struct json *file =
+        pooling_file(in, in->s->model, "sentence_bert_config.json", POOLING_FILE_MAX);
+    int64_t n = json_get_int(file, "max_seq_length", 0);
+
+    if (n > 0 && n < json_get_int(in->config, "max_position_embeddings", 0))
+        out->len_max = (int)n;
+}
+
 /* --- the settings ----------------------------------------------------------------------------- */
 
 /* Is the value one of the names, which end with NULL? */
@@ -499,6 +510,7 @@ static void pooling_read_all(struct pooling_source *in, struct pooling *out)
     }
     if (out->kind == POOLING_SCORE)
         pooling_read_labels(in, out);
+    pooling_read_length(in, out);
     pooling_read_dimensions(in, out);
     pooling_read_pooler(in, out);
 }

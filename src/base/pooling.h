@@ -37,6 +37,8 @@ struct pooling {
     int n_dimensions;   /* lengths that it may be cut to; 0: any */
     int dimensions[POOLING_DIMENSIONS_MAX];
     int preset_dimensions; /* the length without the field `dimensions`; 0: all */
+    int len_max;           /* tokens of a text, by sentence_bert_config.json; 0: not said, or as
+                              * many as config.json allows */
     double mean, sigma;    /* a score is (logit - mean) / sigma before its activation */
     int n_labels;          /* of POOLING_SCORE, 1 .. POOLING_LABELS_MAX */
     /* The labels are tokens: their rows of the output matrix. Without any, they are the tensor

@@ -130,6 +130,8 @@ static int main_open_model(struct engine *e)
     if ((rc = main_read_pooling(e)) != ERR_OK)
         return rc;
     options.pooling = &e->pooling;
+    if (options.max_model_len == 0)
+        options.max_model_len = e->pooling.len_max;
     service_status("loading %s", settings->model);
     rc = main_await_model(e, &options);
     if (rc == ERR_OK)

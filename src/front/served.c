@@ -18,7 +18,7 @@
 #include "ipc/seats.h"
 #include "text/file.h"
 
-#define SERVED_PROMPTS_MAX ((size_t)1 << 20) /* bytes of the file with prompts */
+#define SERVED_FILE_MAX ((size_t)8 << 20) /* bytes of a file that describes the model */
 
 /* "created" of /v1/models. The folder's time, because the start times of several fronts differ. */
 static int64_t served_model_time(const struct settings *s)
@@ -64,22 +64,30 @@ static int served_read_kwargs(struct served *m, char *why, size_t why_cap)
     return rc;
 }
 
-/* The prompts of config_sentence_transformers.json, which live as long as the process. The file is
- * optional. */
-static int served_read_prompts(struct served *m, char *why, size_t why_cap)
+/* A member of a file of the folder, which is optional. It lives as long as the process. */
+static int served_read_member(struct served *m, const char *file, const char *member,
+                              const struct json **out, char *why, size_t why_cap)
 {
-    static const char name[] = "config_sentence_transformers.json";
-    const struct json *config = NULL;
+    const struct json *whole = NULL;
     struct buf text = {0};
-    int rc = file_read(&text, m->settings.model, name, SERVED_PROMPTS_MAX, why, why_cap);
+    int rc = file_read(&text, m->settings.model, file, SERVED_FILE_MAX, why, why_cap);
 
-    if (rc == ERR_NOT_FOUND)
-        return ERR_OK;
     if (rc == ERR_OK)
-        rc = json_parse(&config, &m->arena, buf_text(&text), text.len, why, why_cap);
+        rc = json_parse(&whole, &m->arena, buf_text(&text), text.len, why, why_cap);
     buf_fini(&text);
-    m->prompts = json_get_kind(config, "prompts", JSON_OBJECT);
-    return rc;
+    *out = json_get_kind(whole, member, JSON_OBJECT);
+    return rc == ERR_NOT_FOUND ? ERR_OK : rc;
+}
+
+/* What a model that pools has besides: prompts, and names of labels. */
+static int served_read_pooling(struct served *m, char *why, size_t why_cap)
+{
+    int rc = served_read_member(m, "config_sentence_transformers.json", "prompts", &m->prompts, why,
+                                why_cap);
+
+    if (rc != ERR_OK || m->pooling.kind != POOLING_SCORE)
+        return rc;
+    return served_read_member(m, "config.json", "id2label", &m->labels, why, why_cap);
 }
 
 /* Open tokenizer, chat template and default sampling parameters. Each step runs only if those
@@ -116,7 +124,7 @@ static int served_open_text(struct served *m)
     if (rc == ERR_OK)
         rc = served_read_kwargs(m, why, sizeof why);
     if (rc == ERR_OK && m->pooling.kind != POOLING_NONE)
-        rc = served_read_prompts(m, why, sizeof why);
+        rc = served_read_pooling(m, why, sizeof why);
     /* These limits are settings of the server, not of the model's folder. */
     m->defaults.max_logprobs = (int)m->settings.max_logprobs;
     m->defaults.max_stops = (int)m->settings.max_stop_strings;

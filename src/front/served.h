@@ -36,6 +36,7 @@ struct served {
     const struct json *chat_kwargs; /* template variables of chats that do not set them, or NULL */
     const struct json *prompts;     /* of sentence-transformers: texts that a request may put before
                                  * its own (prompt_name); NULL: none */
+    const struct json *labels;      /* of a classifier: {"0": name, ...}; NULL: none */
     int64_t model_unix_s; /* last change of the model's folder, so that all fronts report the
                            * same */
     char fingerprint[48]; /* system_fingerprint: "quire-VERSION-" and 8 digits of build and model */

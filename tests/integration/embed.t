@@ -145,6 +145,7 @@ with tap.section("vectors of the last token"), serve(engine=["--lane-slots", "64
              "truncate_prompt_tokens"),
             ("use_activation", EMBED, {"input": "a", "use_activation": "maybe"}, 400, "use_activation"),
             ("no messages", EMBED, {"messages": []}, 400, "messages"),
+            ("classes", "/classify", {"input": "a"}, 400, "model"),
             ("a task", "/pooling", {"input": "a", "task": "token_embed"}, 400, "task"),
             ("no documents", "/rerank", {"query": "a", "documents": []}, 400, "documents"),
             ("a document", "/rerank", {"query": "a", "documents": [7]}, 400, "documents"),
@@ -247,6 +248,9 @@ with tap.section("a reranker"), Stack(n_fronts=1, engine=["--task", "score", "--
     tap.ok(len(logits) == 1 and abs(2.718281828 ** -logits[0] - (1 / GOLDEN["scores"][0] - 1)) < 1e-3,
            "/pooling has the logit", logits)
     tap.eq(s.post(EMBED, {"input": "a"}).error["param"], "model", "it makes no vectors")
+    classes = s.post("/classify", {"input": [TEXTS[0] + t for t in TEXTS[1:]]}).json
+    tap.ok([d["probs"] for d in classes["data"]] == [[d["score"]] for d in original] and
+           classes["data"][0]["num_classes"] == 1 and classes["id"].startswith("classify-"), "/classify", classes)
     tap.eq(crowd(8, lambda i: s.post("/score", {"text_1": TEXTS[0], "text_2": TEXTS[1:]}).json["data"]),
            [original] * 8, "in a crowd")
     count_cpu(s)
@@ -280,6 +284,21 @@ with open(template, "w") as f:
                           "{{ messages[1].content if messages[1].role == 'document' }}") + '{{ "\\n\\n" }}')
 with tap.section("a converted one"), Stack(n_fronts=1, model=converted) as s:
     tap.eq(is_ranked(s, "a classifier, found by its architecture"), original, "to the last digit")
+    tap.eq(s.post("/classify", {"input": "a"}).json["data"][0]["label"], "LABEL_0", "its label")
+    count_cpu(s)
+
+labels = json.dumps({"architectures": ["LlamaForSequenceClassification"],
+                     "classifier_from_token": [no, yes, GOLDEN["tokens"][0]]})
+with tap.section("three labels"), Stack(n_fronts=1, model=converted, engine=["--hf-overrides", labels],
+                                        front=["--hf-overrides", labels]) as s:
+    r = s.post("/classify", {"model": MODEL_NAME, "input": [TEXTS[0] + TEXTS[1], TEXTS[0]], "truncate_prompt_tokens": -1})
+    probs = r.json["data"][0]["probs"]
+    tap.ok(abs(sum(probs) - 1) < 1e-6 and probs[0] == probs[2] and r.json["data"][0]["num_classes"] == 3 and
+           abs(probs[1] / (probs[0] + probs[1]) - GOLDEN["scores"][0]) < 1e-4, "of tokens: their probabilities", probs)
+    tap.ok(r.json["data"][0]["label"] is None, "the best has no name")
+    raw = s.post("/classify", {"input": TEXTS[0] + TEXTS[1], "use_activation": False}).json["data"][0]["probs"]
+    tap.ok(abs(2.718281828 ** (raw[1] - raw[0]) - probs[1] / probs[0]) < 1e-2, "or their logits", raw)
+    tap.eq(s.post("/score", {"text_1": "a", "text_2": "b"}).error["param"], "model", "they are no score")
     count_cpu(s)
 
 with tap.section("a template of pairs"), Stack(n_fronts=1, model=converted, front=["--chat-template", template]) as s:
@@ -306,6 +325,7 @@ tokenizer["post_processor"] = {
 for name, value in (("tokenizer.json", tokenizer),
                     ("modules.json", [{"type": "sentence_transformers.models." + t, "path": p} for t, p in
                                       (("Transformer", ""), ("Pooling", "1_Pooling"))]),
+                    ("sentence_bert_config.json", {"max_seq_length": 100, "do_lower_case": False}),
                     ("1_Pooling/config.json", {"pooling_mode_lasttoken": True}),
                     ("config_sentence_transformers.json", {"prompts": {"query": "Query: ", "none": ""}})):
     with open(os.path.join(found, name), "w") as f:
@@ -317,6 +337,9 @@ with tap.section("a folder of sentence-transformers"), Stack(n_fronts=1, model=f
            "found by its files; a text ends with its special token", ids)
     norm = sum(v * v for v in vectors(got)[0]) ** 0.5
     tap.ok(norm > 1.5, "without a module Normalize nothing is normed", norm)
+    tap.eq(s.post(EMBED, {"input": TEXTS[3]}).error["code"], "context_length_exceeded", "its length is the folder's")
+    tap.eq(s.post(EMBED, {"input": TEXTS[3], "truncate_prompt_tokens": -1}).json["usage"]["prompt_tokens"], 100,
+           "to which a text is cut")
     tap.eq(embed(s, TEXTS[1], truncate_prompt_tokens=5), embed(s, ids[:4] + [END]), "a cut text keeps that token")
     tap.eq(embed(s, TEXTS[1], prompt_name="query"), embed(s, "Query: " + TEXTS[1]), "a prompt of the folder's")
     r = s.post(EMBED, {"input": "a", "prompt_name": "other"})

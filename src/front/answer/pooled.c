@@ -15,6 +15,7 @@ const char *pooled_id_prefix(enum pooled_answer answer)
     switch (answer) {
     case POOLED_EMBEDDINGS: return "embd-";
     case POOLED_ROWS: return "pool-";
+    case POOLED_CLASSES: return "classify-";
     case POOLED_SCORES: return "score-";
     case POOLED_RANKS: return "rerank-";
     }
@@ -248,6 +249,45 @@ static void pooled_add_vectors(const struct exchange *x, struct buf *b)
     buf_add_byte(b, '}');
 }
 
+/* The name of a label; null without one. */
+static void pooled_add_label(const struct pooled *p, struct buf *b, int label)
+{
+    char key[16];
+    const struct json *name;
+
+    (void)snprintf(key, sizeof key, "%d", label);
+    name = json_get_kind(p->labels, key, JSON_TEXT);
+    if (name == NULL)
+        buf_add_text(b, "null");
+    else
+        buf_add_json_string(b, name->text, name->text_len);
+}
+
+/* The most probable label of each text, and the probabilities of all. */
+static void pooled_add_classes(const struct exchange *x, struct buf *b)
+{
+    pooled_add_model(x, b);
+    buf_add_text(b, ",\"data\":[");
+    for (int i = 0; i < x->n_gens; i++) {
+        int n, best = 0;
+        const float *v = pooled_finish(&x->gens[i], &n);
+
+        for (int label = 1; label < n; label++) {
+            if (v[label] > v[best])
+                best = label;
+        }
+        buf_add_comma(b, i > 0);
+        buf_printf(b, "{\"index\":%d,\"label\":", i);
+        pooled_add_label(x->pooled, b, best);
+        buf_add_text(b, ",\"probs\":");
+        pooled_add_list(b, v, n);
+        buf_printf(b, ",\"num_classes\":%d}", n);
+    }
+    buf_add_text(b, "],");
+    pooled_add_usage(x, b);
+    buf_add_byte(b, '}');
+}
+
 static void pooled_add_scores(const struct exchange *x, struct buf *b)
 {
     pooled_add_model(x, b);
@@ -329,6 +369,7 @@ void pooled_reply(struct exchange *x)
     switch (x->pooled->answer) {
     case POOLED_EMBEDDINGS:
     case POOLED_ROWS: pooled_add_vectors(x, &buf); break;
+    case POOLED_CLASSES: pooled_add_classes(x, &buf); break;
     case POOLED_SCORES: pooled_add_scores(x, &buf); break;
     case POOLED_RANKS: pooled_add_ranks(x, &buf); break;
     }

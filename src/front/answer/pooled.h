@@ -16,6 +16,7 @@
 enum pooled_answer {
     POOLED_EMBEDDINGS, /* /v1/embeddings */
     POOLED_ROWS,       /* /pooling */
+    POOLED_CLASSES,    /* /classify */
     POOLED_SCORES,     /* /score */
     POOLED_RANKS,      /* /rerank */
 };
@@ -24,11 +25,12 @@ enum pooled_answer {
 struct pooled {
     enum pooled_answer answer;
     const struct pooling *model;
-    const char *param; /* the field with the texts, for errors */
-    bool base64;       /* encoding_format */
-    bool activates;    /* use_activation */
-    int dimensions;    /* of vectors; 0: all */
-    uint32_t n_floats; /* of a row; 0: none has come */
+    const char *param;         /* the field with the texts, for errors */
+    bool base64;               /* encoding_format */
+    bool activates;            /* use_activation */
+    const struct json *labels; /* {"0": name, ...} of config.json; NULL: none */
+    int dimensions;            /* of vectors; 0: all */
+    uint32_t n_floats;         /* of a row; 0: none has come */
     uint64_t n_tokens; /* of all texts, before they were cut to what the answer depends on */
     /* Of scores. By vectors, the generations are those of the left texts, then of the right ones;
      * else one for each pair. One left text belongs to all right ones. */

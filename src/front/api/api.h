@@ -19,6 +19,7 @@ api_fn api_derender;       /* POST /v1/chat/completions/derender, /v1/completion
 api_fn api_generate;       /* POST /inference/v1/generate */
 api_fn api_embeddings;     /* POST /v1/embeddings */
 api_fn api_pooling;        /* POST /pooling */
+api_fn api_classify;       /* POST /classify */
 api_fn api_score;          /* POST /score, /v1/score */
 api_fn api_rerank;         /* POST /rerank, /v1/rerank, /v2/rerank */
 api_fn api_tokenize;       /* POST /tokenize */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * POST /v1/embeddings, /pooling, /score and /rerank, and their other names: texts become
+ * POST /v1/embeddings, /pooling, /classify, /score, /rerank and their other names: texts become
  * generations that the engine answers with rows of numbers (answer/pooled.h).
  *
  * Fields that a text request shares with a completion or a chat are read by the same table
@@ -32,9 +32,11 @@ static bool pooled_serves(struct exchange *x, enum pooled_answer answer)
     else if (answer == POOLED_EMBEDDINGS && p->kind != POOLING_EMBED)
         why = "The model does not support the Embeddings API: it gives scores, for /score, /rerank "
               "and /pooling";
+    else if (answer == POOLED_CLASSES && p->kind != POOLING_SCORE)
+        why = "The model does not support the Classification API: it gives vectors";
     else if ((answer == POOLED_SCORES || answer == POOLED_RANKS) && p->kind == POOLING_SCORE &&
              p->n_labels != 1)
-        why = "The model does not support the Score API, because it has several labels; /pooling "
+        why = "The model does not support the Score API, because it has several labels; /classify "
               "has their scores";
     if (why == NULL)
         return true;
@@ -442,6 +444,19 @@ void api_embeddings(struct front *f, struct exchange *x, const struct json *body
 void api_pooling(struct front *f, struct exchange *x, const struct json *body)
 {
     pooled_vectors(f, x, body, POOLED_ROWS);
+}
+
+/* --- /classify --- */
+
+void api_classify(struct front *f, struct exchange *x, const struct json *body)
+{
+    if (!pooled_begin(x, body, POOLED_CLASSES, "input"))
+        return;
+    x->pooled->labels = x->served->labels;
+    if (json_get(body, "messages") != NULL)
+        pooled_take_chat(f, x, body);
+    else
+        pooled_take_inputs(f, x, body);
 }
 
 /* --- /score and /rerank ----------------------------------------------------------------------- */

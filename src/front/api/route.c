@@ -73,6 +73,8 @@ static const struct route routes[] = {
      "Texts to vectors"},
     {"/pooling", "POST", api_pooling, SHAPE_OPENAI, KEYED, BODY | GENERATES, NULL,
      "Texts to what the model pools: vectors, or the scores of labels"},
+    {"/classify", "POST", api_classify, SHAPE_OPENAI, KEYED, BODY | GENERATES, NULL,
+     "Texts to labels"},
     {"/score", "POST", api_score, SHAPE_OPENAI, KEYED, BODY | GENERATES, NULL,
      "The scores of pairs of texts"},
     {"/v1/score", "POST", api_score, SHAPE_OPENAI, KEYED, BODY | GENERATES, NULL, "As /score"},

@@ -212,6 +212,21 @@ static void test_dimensions(void)
     is_int(pooling_read(&p, &s), ERR_INVALID, "a dimension that is a text");
 }
 
+static void test_length(void)
+{
+    struct settings s = plain();
+    struct pooling p;
+
+    make("config.json", "{\"architectures\": [\"Qwen3Model\"], \"max_position_embeddings\": 100}");
+    make("sentence_bert_config.json", "{\"max_seq_length\": 64}");
+    ok(pooling_read(&p, &s) == ERR_OK && p.len_max == 64, "a shorter text than the model's");
+    make("sentence_bert_config.json", "{\"max_seq_length\": 128}");
+    ok(pooling_read(&p, &s) == ERR_OK && p.len_max == 0, "but not a longer one");
+    make("sentence_bert_config.json", "{\"max_seq_length\": null}");
+    ok(pooling_read(&p, &s) == ERR_OK && p.len_max == 0, "or none");
+    make("sentence_bert_config.json", NULL);
+}
+
 static void test_tokens(void)
 {
     struct settings s = plain();
@@ -249,6 +264,7 @@ int main(void)
     test_folders();
     test_settings();
     test_dimensions();
+    test_length();
     test_tokens();
     make("config.json", NULL);
     (void)rmdir(path);
