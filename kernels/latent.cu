@@ -7,34 +7,12 @@
  *             tokens, whose queries lie in shared memory
  *   values    likewise: a warp has some rows of up_v, its lanes the columns, and sums go over them
  *
- * Products are float32 without tensor cores, so that they are plain: a matrix [nope][kv_rank] of a
- * head is read once for TOKENS tokens. */
-#include "kernels/latent.h"
-#include "kernels/pages.cuh"
+ * These products are float32 without tensor cores, for any sizes. latent_products.cu has those of
+ * released models. */
+#include "kernels/latent.cuh"
 
 #define THREADS 256
 #define TOKENS  16 /* of a block */
-
-struct latent_args {
-    k_bf16 *out;
-    const k_bf16 *in;
-    struct k_latent l;
-    struct k_kv kv;
-    struct k_tokens t;
-};
-
-/* The pair i of rope_dim elements, turned. */
-static __device__ inline void latent_turn(k_bf16 *to, const k_bf16 *from, const latent_args &a,
-                                          int pos, int i)
-{
-    int half = a.l.shape.rope_dim / 2;
-    int low = a.l.interleaved ? 2 * i : i, high = a.l.interleaved ? 2 * i + 1 : i + half;
-    float2 turn = ((const float2 *)a.l.turns)[(size_t)pos * half + i];
-    float x = load_bf16(from + low), y = load_bf16(from + high);
-
-    store_bf16(to + low, turn_lower(x, y, turn));
-    store_bf16(to + high, turn_upper(y, x, turn));
-}
 
 static __global__ void __launch_bounds__(THREADS) latent_keys_kernel(const latent_args a)
 {
@@ -184,6 +162,8 @@ int k_latent_queries(k_bf16 *out, const k_bf16 *in, const struct k_latent *l,
     const latent_args args = {out, in, *l, {}, *t};
     size_t smem = (size_t)TOKENS * l->shape.nope_dim * sizeof(float);
 
+    if (k_latent_is_even(&l->shape))
+        return k_latent_queries_even(out, in, l, t, stream);
     return K_LAUNCH(latent_queries_kernel, latent_grid(l, t), THREADS, smem, stream, args);
 }
 
@@ -193,5 +173,7 @@ int k_latent_values(k_bf16 *out, const k_bf16 *in, const struct k_latent *l,
     const latent_args args = {out, in, *l, {}, *t};
     size_t smem = (size_t)TOKENS * l->shape.kv_rank * sizeof(float);
 
+    if (k_latent_is_even(&l->shape))
+        return k_latent_values_even(out, in, l, t, stream);
     return K_LAUNCH(latent_values_kernel, latent_grid(l, t), THREADS, smem, stream, args);
 }

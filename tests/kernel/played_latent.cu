@@ -29,6 +29,7 @@ static void chunk_multiply(float (&c)[4], const uint32_t a[4], uint32_t b0, uint
 
 #include "kernels/attn_chunk.cu"
 #include "kernels/latent.cu"
+#include "kernels/latent_products.cu"
 #include "tests/kernel/played.h"
 
 int played_latent(const struct played_latent *of)
