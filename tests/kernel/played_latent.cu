@@ -27,9 +27,10 @@ static void chunk_multiply(float (&c)[4], const uint32_t a[4], uint32_t b0, uint
     portable_multiply<false>(c, a[0], a[1], a[2], a[3], b0, b1);
 }
 
+#include "kernels/latent_products.cu"
+/* Its names are short: it comes after the others. */
 #include "kernels/attn_chunk.cu"
 #include "kernels/latent.cu"
-#include "kernels/latent_products.cu"
 #include "tests/kernel/played.h"
 
 int played_latent(const struct played_latent *of)
