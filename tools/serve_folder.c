@@ -265,6 +265,8 @@ static void folder_write_nginx(const struct serve *s, FILE *file, const char *li
     }
     if (w->cert[0] == '\0' && strncmp(line + strspn(line, " "), "ssl_", 4) == 0)
         return;
+    if (w->has_no_page && strstr(line, "include @RUN@/quire-page.conf") != NULL)
+        return;
     if (!w->logs_requests && strstr(line, "access_log @RUN@") != NULL)
         line = "    access_log off;\n";
     folder_write_line(s, file, line);
@@ -280,6 +282,18 @@ static FILE *folder_create(const struct serve *s, const char *name)
     if (file == NULL)
         serve_say("%s: %s", path, strerror(errno));
     return file;
+}
+
+/* The folder of the page's files. */
+static bool folder_make_page(const struct serve *s)
+{
+    char path[sizeof s->folder + 8];
+
+    (void)snprintf(path, sizeof path, "%s/page", s->folder);
+    if (mkdir(path, 0700) == 0)
+        return true;
+    serve_say("%s: %s", path, strerror(errno));
+    return false;
 }
 
 /* Write all files of nginx/. A write that fails is noticed at the end of its file. */
@@ -376,7 +390,7 @@ bool serve_folder_make(struct serve *s)
     }
     /* Without it the engine serves, and keeps no pages in host memory. */
     (void)folder_make_in(FOLDER_MEMORY, s->memory, sizeof s->memory, &s->memory_lock);
-    return folder_write_files(s) && folder_write_maps(s) && folder_link_certificate(s);
+    return folder_make_page(s) && folder_write_files(s) && folder_write_maps(s) && folder_link_certificate(s);
 }
 
 void serve_folder_remove(struct serve *s)

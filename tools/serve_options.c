@@ -36,6 +36,7 @@ enum options_own {
     OWN_ORIGINS,
     OWN_FRONTS,
     OWN_LOG,
+    OWN_NO_PAGE,
     OWN_MODELS
 };
 
@@ -54,6 +55,7 @@ static const struct {
     {"allowed-origins", OWN_ORIGINS, true},
     {"api-server-count", OWN_FRONTS, true},
     {"enable-log-requests", OWN_LOG, false},
+    {"no-page", OWN_NO_PAGE, false},
     {"models-dir", OWN_MODELS, true},
 };
 
@@ -141,6 +143,7 @@ static const char options_usage[] =
     "  --ssl-certfile FILE              serve HTTPS; with --ssl-keyfile FILE\n"
     "  --api-server-count N  2          fronts\n"
     "  --enable-log-requests            log requests (not prompts) in the private folder\n"
+    "  --no-page                        no page in the browser, the API alone\n"
     "  --models-dir DIR                 a file NAME.conf with settings for each of several models\n"
     "  --config FILE                    lines `name = value` with settings\n"
     "\n"
@@ -308,6 +311,7 @@ static bool options_set_own(struct serve *s, enum options_own own, const char *v
         return options_number("--api-server-count", value, 1, SERVE_FRONTS_MAX, &w->n_fronts);
     case OWN_MODELS: return options_file(s, "--models-dir", value, &w->models_dir);
     case OWN_LOG: w->logs_requests = true; return true;
+    case OWN_NO_PAGE: w->has_no_page = true; return true;
     }
     return false;
 }
