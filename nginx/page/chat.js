@@ -5,7 +5,7 @@ import {$, copyButton, count, make, sure, tell} from "./dom.js";
 import {ApiError, askStream, readModels} from "./api.js";
 import {codeBlock, markdown} from "./markdown.js";
 import {deleteConversation, listConversations, loadConversation, newConversation, saveConversation} from "./history.js";
-import {closeSettings, readSettings, showSettings} from "./settings.js";
+import {closeSettings, keepSettings, readSettings, showSettings} from "./settings.js";
 
 const LAST = "quire.last"; // of this tab: the open conversation
 const TEXT_FILE_MAX = 200000;
@@ -143,6 +143,7 @@ function open(id) {
 }
 
 export function begin() {
+    keepSettings(talk.settings);
     setTalk(newConversation($("model").value, talk.settings));
     $("input").focus();
 }

@@ -38,7 +38,9 @@ export function sure(text, yes) {
     dialog.returnValue = "no";
     dialog.showModal();
     return new Promise(resolve => {
-        dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes"), {once: true});
+        dialog.onclose = () => {
+            if (!dialog.open) resolve(dialog.returnValue === "yes"); // open: of the question before
+        };
     });
 }
 

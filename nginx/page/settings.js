@@ -59,9 +59,14 @@ function showForm() {
     area.placeholder = HINTS[form] || "";
 }
 
+// What the fields hold, right or wrong.
+export function keepSettings(settings) {
+    for (const name of [...NUMBERS, ...TEXTS]) settings[name] = $("s-" + name).value;
+}
+
 // The fields of a request; null (told beside them): something is wrong. They are kept in `settings`.
 export function readSettings(settings) {
-    for (const name of [...NUMBERS, ...TEXTS]) settings[name] = $("s-" + name).value;
+    keepSettings(settings);
     $("s-wrong").textContent = "";
     try {
         return fieldsOf(settings);
