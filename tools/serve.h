@@ -46,7 +46,7 @@ struct serve_wishes {
     struct serve_list keys, origins;
     int n_fronts;
     bool logs_requests;
-    bool has_no_page; /* the API alone, without the page in the browser */
+    bool has_no_page;                /* the API alone, without the page in the browser */
     bool has_model;                  /* the command line has named it */
     struct serve_args engine, front; /* without program and sockets */
     struct settings settings;        /* the engines', in effect */

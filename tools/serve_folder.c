@@ -390,7 +390,8 @@ bool serve_folder_make(struct serve *s)
     }
     /* Without it the engine serves, and keeps no pages in host memory. */
     (void)folder_make_in(FOLDER_MEMORY, s->memory, sizeof s->memory, &s->memory_lock);
-    return folder_make_page(s) && folder_write_files(s) && folder_write_maps(s) && folder_link_certificate(s);
+    return folder_make_page(s) && folder_write_files(s) && folder_write_maps(s) &&
+           folder_link_certificate(s);
 }
 
 void serve_folder_remove(struct serve *s)

@@ -99,7 +99,7 @@ class Browser:
                 [find(), "--headless=new", "--remote-debugging-port=0", "--user-data-dir=" + self.folder,
                  "--no-first-run", "--disable-breakpad", "--disable-crash-reporter", "--disable-client-side-phishing-detection", "--disable-default-apps", "--no-default-browser-check", "--disable-gpu", "--disable-extensions",
                  "--disable-background-networking", "--disable-component-update", "--disable-sync",
-                 "--disable-dev-shm-usage", "--no-zygote", "--no-sandbox", "--renderer-process-limit=1",
+                 "--disable-dev-shm-usage", "--no-zygote", "--in-process-gpu", "--no-sandbox", "--renderer-process-limit=1",
                  "--disable-features=Translate,OptimizationHints,MediaRouter,site-per-process",
                  "--force-prefers-reduced-motion", "--hide-scrollbars", "--mute-audio", *flags,
                  "about:blank"], stdout=log, stderr=log, stdin=subprocess.DEVNULL,
