@@ -320,13 +320,15 @@ static bool folder_write_files(const struct serve *s)
     return true;
 }
 
-/* Keys and origins, in the forms that nginx/keys.map and nginx/origins.map show. */
+/* Keys and origins, in the forms that nginx/keys.map and nginx/origins.map show, and the readers of
+ * /metrics. */
 static bool folder_write_maps(const struct serve *s)
 {
     const struct serve_wishes *w = &s->wishes;
     FILE *keys = folder_create(s, "keys.map");
     FILE *origins = folder_create(s, "origins.map");
-    bool good = keys != NULL && origins != NULL;
+    FILE *readers = folder_create(s, "metrics.allow");
+    bool good = keys != NULL && origins != NULL && readers != NULL;
 
     for (int i = 0; keys != NULL && i < w->keys.n; i++)
         (void)fprintf(keys, "\"Bearer %s\" key%d;\n", w->keys.at[i], i + 1);
@@ -335,6 +337,10 @@ static bool folder_write_maps(const struct serve *s)
     for (int i = 0; origins != NULL && i < w->origins.n; i++)
         (void)fprintf(origins, "\"%s\" $http_origin;\n",
                       strcmp(w->origins.at[i], "*") == 0 ? "~." : w->origins.at[i]);
+    for (int i = 0; readers != NULL && i < w->readers.n; i++)
+        (void)fprintf(readers, "allow %s;\n", w->readers.at[i]);
+    if (readers != NULL)
+        good = fclose(readers) == 0 && good;
     if (keys != NULL)
         good = fclose(keys) == 0 && good;
     if (origins != NULL)

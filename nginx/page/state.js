@@ -119,7 +119,7 @@ async function showLoad(status) {
     before.clear();
     try {
         const load = (await askJson("load")).server_load;
-        $("state-why").textContent = "The metrics are for this machine and for addresses that quire-locations.conf allows" +
+        $("state-why").textContent = "The metrics are for this machine and for addresses of metrics.allow" +
             (status ? " (status " + status + ")" : "") + ". A key may see the number of requests:";
         $("engines").replaceChildren(make("dl", {class: "figures card"}, figure("requests that run or wait", count(load))));
     } catch (e) {

@@ -202,8 +202,15 @@ with tap.section("vLLM's spellings"):
         f.write("max_num_seqs = 8\n# a comment\nmax_logprobs = 3\n")
     with Served(MODEL, "--port=0", "--max-model-len", 512, "--block-size", 32, "--dtype", "auto",
                 "--enable-prefix-caching", "--no-enable-expert-parallel", "--api-key", "sk-one",
-                "--trust-remote-code", "--no-page", "--config", config, *SETTINGS, key="sk-one") as s:
+                "--trust-remote-code", "--no-page", "--metrics-from", "127.0.0.2", "--config", config, *SETTINGS, key="sk-one") as s:
         tap.eq((s.ask("GET", "/ui/")[1].status, "browsers" in s.said()), (404, False), "--no-page: the API alone")
+        seen = []
+        for source in ("127.0.0.1", "127.0.0.2", "127.0.0.3"):
+            c = http.client.HTTPConnection("127.0.0.1", s.port, timeout=WAIT_S, source_address=(source, 0))
+            c.request("GET", "/metrics")
+            seen.append(c.getresponse().status)
+            c.close()
+        tap.eq(seen, [200, 200, 403], "--metrics-from lets an address read /metrics")
         tap.eq(s.model, "model", "the folder's name is the model's")
         tap.eq(s.json("GET", "/v1/models")[1]["data"][0]["max_model_len"], 512, "--max-model-len")
         tap.ok(re.search(r"pages of 32 tokens, up to 8 seq", s.said()),
