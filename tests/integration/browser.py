@@ -20,6 +20,15 @@ import time
 
 NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome", "chrome")
 WAIT_S = 30
+# No sandbox: tests run as root in containers, and load one server's page. The rest is for less work.
+FLAGS = """--no-sandbox --no-zygote --in-process-gpu --disable-gpu --disable-gpu-compositing
+    --renderer-process-limit=1 --enable-features=NetworkServiceInProcess2
+    --disable-features=Translate,OptimizationHints,MediaRouter,site-per-process,Vulkan,AudioServiceOutOfProcess
+    --no-first-run --no-default-browser-check --disable-breakpad --disable-crash-reporter
+    --disable-client-side-phishing-detection --disable-default-apps --disable-extensions
+    --disable-background-networking --disable-component-update --disable-sync --disable-dev-shm-usage
+    --disable-domain-reliability --password-store=basic --force-prefers-reduced-motion --hide-scrollbars
+    --mute-audio""".split()
 KEYS = {"Enter": (13, "\r"), "Escape": (27, ""), "Tab": (9, ""), "Backspace": (8, ""), "End": (35, "")}
 
 
@@ -97,12 +106,7 @@ class Browser:
         with open(self.log, "wb") as log:
             self.proc = subprocess.Popen(
                 [find(), "--headless=new", "--remote-debugging-port=0", "--user-data-dir=" + self.folder,
-                 "--no-first-run", "--disable-breakpad", "--disable-crash-reporter", "--disable-client-side-phishing-detection", "--disable-default-apps", "--no-default-browser-check", "--disable-gpu", "--disable-extensions",
-                 "--disable-background-networking", "--disable-component-update", "--disable-sync",
-                 "--disable-dev-shm-usage", "--no-zygote", "--in-process-gpu", "--no-sandbox", "--renderer-process-limit=1",
-                 "--disable-features=Translate,OptimizationHints,MediaRouter,site-per-process",
-                 "--force-prefers-reduced-motion", "--hide-scrollbars", "--mute-audio", *flags,
-                 "about:blank"], stdout=log, stderr=log, stdin=subprocess.DEVNULL,
+                 *FLAGS, *flags, "about:blank"], stdout=log, stderr=log, stdin=subprocess.DEVNULL,
                 start_new_session=True)
         end = time.monotonic() + WAIT_S
         self.port = None

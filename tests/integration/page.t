@@ -7,12 +7,13 @@ the browser's own account of its requests."""
 import json
 import os
 import random
+import subprocess
 import sys
 import tempfile
 import time
 
 import browser
-from harness import MODEL, SRCDIR, Stack, Tap, need_nginx, skip_all
+from harness import BUILDDIR, LONG, MODEL, SRCDIR, Stack, Tap, need_nginx, skip_all
 
 need_nginx()
 if browser.find() is None:
@@ -415,6 +416,42 @@ def reasoning(b):
             p.close()
 
 
+def several(b, admin, folder):
+    """Several models: which are awake, and an operator's buttons for it."""
+    paths = [os.path.join(folder, name) for name in ("one", "two")]
+    for path in paths:
+        os.symlink(MODEL, path)
+    with tempfile.TemporaryFile("w+") as err:
+        p = subprocess.Popen([os.path.join(BUILDDIR, "quire"), "serve", *paths, "--port", "0",
+                              "--device", "cpu", "--cpu-threads", "1", "--admin-key-file", admin, "--sleep-after-s", "3600"],
+                             stdout=subprocess.PIPE, stderr=err, text=True)
+        try:
+            url = p.stdout.readline().split()[1].rsplit("/", 1)[0]
+            q = b.page(url + "/")
+            q.until(READY)
+            names = q.js("[...document.querySelector('#model').options].map(o => o.value)")
+            tap.ok(len(names) == 2 and "stopped" in q.text("#model option"), "two models, not started yet", names)
+            q.click("#key-open")
+            q.fill("#admin", ADMIN)
+            q.press("Enter")
+            q.choose("#model", names[1])
+            ask(q, "What is the capital of France?")
+            talked(q, 2, "a chat starts the chosen one")
+            tap.ok("Paris" in last(q) and q.bodies[-1]["model"] == names[1], "which answers", last(q))
+            q.click("#to-state")
+            state = "[...document.querySelectorAll('#models tbody tr')].map(r => r.cells[1].innerText).join()"
+            tap.ok(q.until(state + " === 'stopped,awake'"), "the states of both", q.text("#models"))
+            q.click("#models tr:first-child button", "Load")
+            tap.ok(q.until(state + " === 'awake,awake'"), "an operator loads the other", q.text("#models"))
+            q.click("#models tr:first-child button", "Unload")
+            tap.ok(q.until(state + ".match(/^(asleep|stopped),awake/)"), "and unloads it", q.text("#models"))
+            tap.ok(q.until("document.querySelectorAll('#engines .card').length === 2"), "a card for each")
+            q.close()
+        finally:
+            p.terminate()
+            p.wait(30)
+
+
 with tempfile.NamedTemporaryFile("w") as secret, browser.Browser("--ignore-certificate-errors") as b:
     secret.write(ADMIN)
     secret.flush()
@@ -440,5 +477,8 @@ with tempfile.NamedTemporaryFile("w") as secret, browser.Browser("--ignore-certi
                 tap.ok("sk-test" not in f.read(), "no key is in a path")
     with tap.section("reasoning"):
         reasoning(b)
+    if LONG:
+        with tap.section("several models"), tempfile.TemporaryDirectory(prefix="quire-t-") as d:
+            several(b, secret.name, d)
     tap.note("the browser took %.1f s of CPU time" % b.cpu_seconds())
 tap.done()
