@@ -72,7 +72,7 @@ function button(text, click, label) {
 function toolButtons(message) {
     const last = talk.messages[talk.messages.length - 1] === message;
     if (!last || running || !(message.calls || []).length) return [];
-    return [button("Send results", () => sendResults(message))];
+    return [make("button", {type: "button", class: "results", click: () => sendResults(message)}, "Send results")];
 }
 
 function messageRow(message) {
@@ -253,7 +253,7 @@ function figuresOf(times) {
         f.tokens = u.completion_tokens;
         f.prompt = u.prompt_tokens;
         f.cached = (u.prompt_tokens_details || {}).cached_tokens || 0;
-        if (f.tokens > 1 && times.last > times.first)
+        if (f.tokens > 1 && times.last - times.first > 50) // fewer came together
             f.rate = (f.tokens - 1) * 1000 / (times.last - times.first);
     }
     return f;
