@@ -374,8 +374,9 @@ int k_attn_chunk_plain(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv,
 }
 
 /* Decodes are tiles of one token, and write other rows of out than chunks of prompts. */
-int k_attn_latents(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv, const struct k_tokens *t,
-                   const struct k_attn_plan *plan, int n_heads, float scale, k_stream stream)
+int k_attn_latents_plain(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv,
+                         const struct k_tokens *t, const struct k_attn_plan *plan, int n_heads,
+                         float scale, k_stream stream)
 {
     struct k_attn_plan decodes = *plan;
     int rc = 0;

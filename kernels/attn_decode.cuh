@@ -7,6 +7,7 @@
 
 #include <cuda_fp16.h>
 
+#include "kernels/latent.h"
 #include "kernels/pages.cuh"
 #include "kernels/sm90.cuh"
 
@@ -18,6 +19,10 @@
 #endif
 #define DECODE_LEAST   32 /* keys per warp, at least: merging more parts takes longer */
 #define DECODE_WORKERS (DECODE_CTAS * DECODE_WARPS)
+/* Of latents: keys of a tile, rows (heads) of a job, and tiles that a CTA has at least. */
+#define DECODE_LATENT_TILE  32
+#define DECODE_LATENT_ROWS  64
+#define DECODE_LATENT_LEAST 2
 
 /* A sequence of the step that has keys. Its tiles are counted from the one with the first visible
  * key on. */
@@ -35,6 +40,13 @@ struct decode_worker {
     int32_t tile;
     int32_t n;
     decode_item first; /* a copy of the item, which saves a dependent load */
+};
+
+/* Of a row of latents that is cut: the sums of some of its tiles. A CTA leaves two at most: of the
+ * row that its share begins within, and of the one that it ends within. */
+struct decode_latent_part {
+    float acc[DECODE_LATENT_ROWS][K_LATENT_RANK_MAX];
+    float top[DECODE_LATENT_ROWS], sum[DECODE_LATENT_ROWS];
 };
 
 /* The first and the last block with keys of a row. */
@@ -105,6 +117,12 @@ static inline int decode_tile_tokens(const struct k_kv *kv)
     if (kv->type == K_BF16)
         return d == 64 ? decode_tile<64, K_BF16>::TOKENS : decode_tile<128, K_BF16>::TOKENS;
     return d >= 256 ? decode_tile<256, K_E4M3>::TOKENS : decode_tile<128, K_E4M3>::TOKENS;
+}
+
+/* Blocks of heads that share latents. */
+static inline int decode_latent_blocks(int n_heads)
+{
+    return (n_heads + DECODE_LATENT_ROWS - 1) / DECODE_LATENT_ROWS;
 }
 
 /* Two blocks per multiprocessor read faster than one; one leaves room for the next kernel, which

@@ -32,7 +32,8 @@ struct plan_args {
     int tile_tokens;
     int window;    /* keys that a token attends to; 0: all */
     int rows;      /* rows per sequence */
-    int n_workers; /* warps of the grid */
+    int n_workers; /* warps of the grid; with latents CTAs */
+    bool is_latent;
 };
 
 /* Tiles of a row with len keys. */
@@ -121,7 +122,8 @@ static __device__ plan_size plan_list_items(const plan_args &a)
  * read and merged. */
 static __device__ void plan_choose(const plan_args &a, plan_size *s)
 {
-    int cut = decode_workers(s->n_tiles, a.tile_tokens, a.n_workers);
+    int cut = a.is_latent ? max(1, min(s->n_tiles / DECODE_LATENT_LEAST, a.n_workers))
+                          : decode_workers(s->n_tiles, a.tile_tokens, a.n_workers);
     int whole = min(s->n_rows, a.n_workers);
 
     s->is_whole = whole > 0 && (s->n_rows + whole - 1) / whole * s->longest <=
@@ -228,6 +230,8 @@ size_t k_attn_work_bytes(int head_dim, int n_heads, int n_kv_heads)
     int heads = decode_heads(head_dim, n_heads / n_kv_heads);
     size_t floats = (size_t)decode_d(head_dim) * heads + 2 * (size_t)heads;
 
+    if (head_dim > K_LATENT_RANK_MAX)
+        return 2 * DECODE_SMS * sizeof(decode_latent_part);
     return (2 * DECODE_CTAS + DECODE_WORKERS) * floats * sizeof(float);
 }
 
@@ -241,6 +245,7 @@ int k_attn_schedule_sm90(const struct k_attn_plan *plan, const struct k_kv *kv,
     if (plan->n_decodes == 0)
         return 0;
     args.schedule = (decode_schedule *)plan->schedule;
+    args.is_latent = kv->value_dim > 0;
     args.decode_seqs = plan->decode_seqs;
     args.t = *t;
     args.n_decodes = plan->n_decodes;
@@ -248,6 +253,11 @@ int k_attn_schedule_sm90(const struct k_attn_plan *plan, const struct k_kv *kv,
     args.window = kv->window;
     args.rows = kv->n_kv_heads * decode_blocks(kv->head_dim, group);
     args.n_workers = decode_ctas(kv, plan->n_decodes) * DECODE_WARPS;
+    if (args.is_latent) {
+        args.tile_tokens = DECODE_LATENT_TILE;
+        args.rows = decode_latent_blocks(n_heads);
+        args.n_workers = DECODE_SMS;
+    }
     return K_LAUNCH(attn_schedule_kernel, 1, PLAN_THREADS, 0, stream, args);
 }
 

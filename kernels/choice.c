@@ -90,9 +90,32 @@ int k_attn_rotates(const struct k_rotary *r, const struct k_kv *kv)
 #endif
 }
 
+/* Only Hopper's kernels for latents read a schedule. */
+static bool attn_latents_are_sm90(const struct k_kv *kv)
+{
+#ifdef HAVE_SM90
+    return !k_is_portable() && k_attn_latents_take_sm90(kv) != 0;
+#else
+    (void)kv;
+    return false;
+#endif
+}
+
+int k_attn_latents(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv, const struct k_tokens *t,
+                   const struct k_attn_plan *plan, int n_heads, float scale, k_stream stream)
+{
+#ifdef HAVE_SM90
+    if (attn_latents_are_sm90(kv))
+        return k_attn_latents_sm90(out, qkv, kv, t, plan, n_heads, scale, stream);
+#endif
+    return k_attn_latents_plain(out, qkv, kv, t, plan, n_heads, scale, stream);
+}
+
 int k_attn_schedule(const struct k_attn_plan *plan, const struct k_kv *kv, const struct k_tokens *t,
                     int n_heads, k_stream stream)
 {
+    if (kv->value_dim > 0 && !attn_latents_are_sm90(kv))
+        return 0;
     return CHOOSE(k_attn_schedule, plan, kv, t, n_heads, stream);
 }
 

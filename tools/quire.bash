@@ -9,56 +9,60 @@ _quire() {
         words="
             --admin-key-file --api-key --cache-per-key --chat-template
             --chat-template-content-format --client-priority-min --client-retention-max
-            --client-special-tokens --client-stall-s --concurrency --config --cpu-kv-bytes
-            --cpu-threads --data-parallel-rank --data-parallel-size
+            --client-special-tokens --client-stall-s --concurrency --config --convert
+            --cpu-kv-bytes --cpu-threads --data-parallel-rank --data-parallel-size
             --default-chat-template-kwargs --device --disable-custom-all-reduce
             --drain-timeout-s --enable-expert-parallel --enable-force-include-usage
             --enable-lora --enable-prefix-caching --engine-socket --engine-wait-ms
             --front-threads --gemm-table --generation-config --gpu-memory-utilization
-            --health-stall-s --help --input-file --itl-target-ms --keepalive-s --kernels
-            --kv-cache-dtype --kv-host-bytes --kv-host-file --kv-retained-pct --kv-store-bytes
-            --kv-store-dir --kv-store-reserve-bytes --lane-arena-bytes --lane-slots --listen
-            --load-format --log-level --long-prefill-token-threshold --lora-dir --lora-modules
-            --master-addr --master-port --max-body-bytes --max-choices --max-cpu-loras
-            --max-lanes --max-logprobs --max-lora-rank --max-loras --max-model-len
-            --max-num-batched-tokens --max-num-queued-reqs --max-num-queued-tokens
-            --max-num-seqs --max-stop-strings --model --models-dir --models-max --models-run
-            --nnodes --node-rank --num-pages --output-file --override-generation-config
-            --page-tokens --pipeline-parallel-size --quantization --queue-timeout-s
+            --health-stall-s --help --hf-overrides --input-file --itl-target-ms --keepalive-s
+            --kernels --kv-cache-dtype --kv-host-bytes --kv-host-file --kv-retained-pct
+            --kv-store-bytes --kv-store-dir --kv-store-reserve-bytes --lane-arena-bytes
+            --lane-slots --listen --load-format --log-level --long-prefill-token-threshold
+            --lora-dir --lora-modules --master-addr --master-port --max-body-bytes
+            --max-choices --max-cpu-loras --max-lanes --max-logprobs --max-lora-rank
+            --max-loras --max-model-len --max-num-batched-tokens --max-num-queued-reqs
+            --max-num-queued-tokens --max-num-seqs --max-stop-strings --model --models-dir
+            --models-max --models-run --nnodes --node-rank --num-pages --output-file
+            --override-generation-config --override-pooler-config --page-tokens
+            --pipeline-parallel-size --pooler-config --quantization --queue-timeout-s
             --reasoning-parser --response-role --responses-bytes --responses-days
-            --responses-dir --return-tokens-as-token-ids --served-model-name --sleep-after-s
-            --speculative-config --split-special-tokens --tensor-parallel-size
-            --tokenizer-cache-dir --tool-call-parser --url --wake-timeout-s"
+            --responses-dir --return-tokens-as-token-ids --runner --served-model-name
+            --sleep-after-s --speculative-config --split-special-tokens --task
+            --tensor-parallel-size --tokenizer-cache-dir --tool-call-parser --url
+            --wake-timeout-s"
         ;;
     *,bench)
         words="
             --admin-key-file --api-key --backend --base-url --burstiness --cache-per-key
             --chat-template --chat-template-content-format --client-priority-min
-            --client-retention-max --client-special-tokens --client-stall-s --config
+            --client-retention-max --client-special-tokens --client-stall-s --config --convert
             --cpu-kv-bytes --cpu-threads --data-parallel-rank --data-parallel-size
             --dataset-name --dataset-path --default-chat-template-kwargs --device
             --disable-custom-all-reduce --drain-timeout-s --enable-expert-parallel
             --enable-force-include-usage --enable-lora --enable-prefix-caching --endpoint
             --engine-socket --engine-wait-ms --extra-body --front-threads --gemm-table
             --generation-config --goodput --gpu-memory-utilization --health-stall-s --help
-            --host --ignore-eos --input-len --itl-target-ms --keepalive-s --kernels
-            --kv-cache-dtype --kv-host-bytes --kv-host-file --kv-retained-pct --kv-store-bytes
-            --kv-store-dir --kv-store-reserve-bytes --label --lane-arena-bytes --lane-slots
-            --listen --load-format --log-level --long-prefill-token-threshold --lora-dir
-            --lora-modules --master-addr --master-port --max-body-bytes --max-choices
-            --max-concurrency --max-cpu-loras --max-lanes --max-logprobs --max-lora-rank
-            --max-loras --max-model-len --max-num-batched-tokens --max-num-queued-reqs
-            --max-num-queued-tokens --max-num-seqs --max-stop-strings --metric-percentiles
-            --model --models-dir --models-max --models-run --nnodes --node-rank --num-pages
-            --num-prompts --num-warmups --output-len --override-generation-config --page-tokens
-            --pipeline-parallel-size --port --quantization --queue-timeout-s --random-input-len
-            --random-output-len --random-prefix-len --random-range-ratio --random-vocab-size
-            --read-limit --reasoning-parser --request-rate --response-role --responses-bytes
-            --responses-days --responses-dir --result --result-dir --result-filename
-            --return-tokens-as-token-ids --save-detailed --save-result --seed
-            --served-model-name --sharegpt-output-len --sleep-after-s --speculative-config
-            --split-special-tokens --temperature --tensor-parallel-size --tokenizer-cache-dir
-            --tool-call-parser --url --wake-timeout-s"
+            --hf-overrides --host --ignore-eos --input-len --itl-target-ms --keepalive-s
+            --kernels --kv-cache-dtype --kv-host-bytes --kv-host-file --kv-retained-pct
+            --kv-store-bytes --kv-store-dir --kv-store-reserve-bytes --label --lane-arena-bytes
+            --lane-slots --listen --load-format --log-level --long-prefill-token-threshold
+            --lora-dir --lora-modules --master-addr --master-port --max-body-bytes
+            --max-choices --max-concurrency --max-cpu-loras --max-lanes --max-logprobs
+            --max-lora-rank --max-loras --max-model-len --max-num-batched-tokens
+            --max-num-queued-reqs --max-num-queued-tokens --max-num-seqs --max-stop-strings
+            --metric-percentiles --model --models-dir --models-max --models-run --nnodes
+            --node-rank --num-pages --num-prompts --num-warmups --output-len
+            --override-generation-config --override-pooler-config --page-tokens
+            --pipeline-parallel-size --pooler-config --port --quantization --queue-timeout-s
+            --random-input-len --random-output-len --random-prefix-len --random-range-ratio
+            --random-vocab-size --read-limit --reasoning-parser --request-rate --response-role
+            --responses-bytes --responses-days --responses-dir --result --result-dir
+            --result-filename --return-tokens-as-token-ids --runner --save-detailed
+            --save-result --seed --served-model-name --sharegpt-output-len --sleep-after-s
+            --speculative-config --split-special-tokens --task --temperature
+            --tensor-parallel-size --tokenizer-cache-dir --tool-call-parser --url
+            --wake-timeout-s"
         ;;
     *,cache)
         words="
@@ -78,25 +82,26 @@ _quire() {
         words="
             --admin-key-file --cache-per-key --chat-template --chat-template-content-format
             --client-priority-min --client-retention-max --client-special-tokens
-            --client-stall-s --config --cpu-kv-bytes --cpu-threads --data-parallel-rank
-            --data-parallel-size --default-chat-template-kwargs --device
+            --client-stall-s --config --convert --cpu-kv-bytes --cpu-threads
+            --data-parallel-rank --data-parallel-size --default-chat-template-kwargs --device
             --disable-custom-all-reduce --drain-timeout-s --enable-expert-parallel
             --enable-force-include-usage --enable-lora --enable-prefix-caching --engine-socket
             --engine-wait-ms --front-threads --gemm-table --generation-config
-            --gpu-memory-utilization --health-stall-s --help --itl-target-ms --keepalive-s
-            --kernels --kv-cache-dtype --kv-host-bytes --kv-host-file --kv-retained-pct
-            --kv-store-bytes --kv-store-dir --kv-store-reserve-bytes --lane-arena-bytes
-            --lane-slots --len --listen --load-format --log-level
+            --gpu-memory-utilization --health-stall-s --help --hf-overrides --itl-target-ms
+            --keepalive-s --kernels --kv-cache-dtype --kv-host-bytes --kv-host-file
+            --kv-retained-pct --kv-store-bytes --kv-store-dir --kv-store-reserve-bytes
+            --lane-arena-bytes --lane-slots --len --listen --load-format --log-level
             --long-prefill-token-threshold --lora-dir --lora-modules --master-addr
             --master-port --max-body-bytes --max-choices --max-cpu-loras --max-lanes
             --max-logprobs --max-lora-rank --max-loras --max-model-len --max-num-batched-tokens
             --max-num-queued-reqs --max-num-queued-tokens --max-num-seqs --max-stop-strings
             --model --models-dir --models-max --models-run --nnodes --node-rank --num-pages
-            --override-generation-config --page-tokens --pipeline-parallel-size --quantization
-            --queue-timeout-s --reasoning-parser --response-role --responses-bytes
-            --responses-days --responses-dir --return-tokens-as-token-ids --served-model-name
-            --sleep-after-s --speculative-config --split-special-tokens --tensor-parallel-size
-            --tokenizer-cache-dir --tool-call-parser --wake-timeout-s"
+            --override-generation-config --override-pooler-config --page-tokens
+            --pipeline-parallel-size --pooler-config --quantization --queue-timeout-s
+            --reasoning-parser --response-role --responses-bytes --responses-days
+            --responses-dir --return-tokens-as-token-ids --runner --served-model-name
+            --sleep-after-s --speculative-config --split-special-tokens --task
+            --tensor-parallel-size --tokenizer-cache-dir --tool-call-parser --wake-timeout-s"
         ;;
     *,generate)
         words="
@@ -108,77 +113,80 @@ _quire() {
         words="
             --admin-key-file --cache-per-key --card --chat-template
             --chat-template-content-format --client-priority-min --client-retention-max
-            --client-special-tokens --client-stall-s --config --cpu-kv-bytes --cpu-threads
-            --data-parallel-rank --data-parallel-size --default-chat-template-kwargs --device
-            --disable-custom-all-reduce --drain-timeout-s --enable-expert-parallel
-            --enable-force-include-usage --enable-lora --enable-prefix-caching --engine-socket
-            --engine-wait-ms --front-threads --gemm-table --generation-config
-            --gpu-memory-utilization --health-stall-s --help --itl-target-ms --keepalive-s
-            --kernels --kv-cache-dtype --kv-host-bytes --kv-host-file --kv-retained-pct
-            --kv-store-bytes --kv-store-dir --kv-store-reserve-bytes --lane-arena-bytes
-            --lane-slots --len --listen --load-format --log-level
-            --long-prefill-token-threshold --lora-dir --lora-modules --master-addr
-            --master-port --max-body-bytes --max-choices --max-cpu-loras --max-lanes
-            --max-logprobs --max-lora-rank --max-loras --max-model-len --max-num-batched-tokens
-            --max-num-queued-reqs --max-num-queued-tokens --max-num-seqs --max-stop-strings
-            --model --models-dir --models-max --models-run --nnodes --node-rank --num-pages
-            --override-generation-config --page-tokens --pipeline-parallel-size --quantization
-            --queue-timeout-s --reasoning-parser --response-role --responses-bytes
-            --responses-days --responses-dir --return-tokens-as-token-ids --served-model-name
-            --sleep-after-s --speculative-config --split-special-tokens --tensor-parallel-size
-            --tokenizer-cache-dir --tool-call-parser --wake-timeout-s"
+            --client-special-tokens --client-stall-s --config --convert --cpu-kv-bytes
+            --cpu-threads --data-parallel-rank --data-parallel-size
+            --default-chat-template-kwargs --device --disable-custom-all-reduce
+            --drain-timeout-s --enable-expert-parallel --enable-force-include-usage
+            --enable-lora --enable-prefix-caching --engine-socket --engine-wait-ms
+            --front-threads --gemm-table --generation-config --gpu-memory-utilization
+            --health-stall-s --help --hf-overrides --itl-target-ms --keepalive-s --kernels
+            --kv-cache-dtype --kv-host-bytes --kv-host-file --kv-retained-pct --kv-store-bytes
+            --kv-store-dir --kv-store-reserve-bytes --lane-arena-bytes --lane-slots --len
+            --listen --load-format --log-level --long-prefill-token-threshold --lora-dir
+            --lora-modules --master-addr --master-port --max-body-bytes --max-choices
+            --max-cpu-loras --max-lanes --max-logprobs --max-lora-rank --max-loras
+            --max-model-len --max-num-batched-tokens --max-num-queued-reqs
+            --max-num-queued-tokens --max-num-seqs --max-stop-strings --model --models-dir
+            --models-max --models-run --nnodes --node-rank --num-pages
+            --override-generation-config --override-pooler-config --page-tokens
+            --pipeline-parallel-size --pooler-config --quantization --queue-timeout-s
+            --reasoning-parser --response-role --responses-bytes --responses-days
+            --responses-dir --return-tokens-as-token-ids --runner --served-model-name
+            --sleep-after-s --speculative-config --split-special-tokens --task
+            --tensor-parallel-size --tokenizer-cache-dir --tool-call-parser --wake-timeout-s"
         ;;
     *,quantize)
         words="
             --admin-key-file --cache-per-key --calibrate --calibrate-tokens --chat-template
             --chat-template-content-format --client-priority-min --client-retention-max
-            --client-special-tokens --client-stall-s --config --cpu-kv-bytes --cpu-threads
-            --data-parallel-rank --data-parallel-size --default-chat-template-kwargs --device
-            --disable-custom-all-reduce --drain-timeout-s --enable-expert-parallel
-            --enable-force-include-usage --enable-lora --enable-prefix-caching --engine-socket
-            --engine-wait-ms --front-threads --gemm-table --generation-config
-            --gpu-memory-utilization --group --health-stall-s --help --itl-target-ms
-            --keepalive-s --kernels --kv-cache-dtype --kv-host-bytes --kv-host-file
-            --kv-retained-pct --kv-store-bytes --kv-store-dir --kv-store-reserve-bytes
-            --lane-arena-bytes --lane-slots --listen --load-format --log-level
-            --long-prefill-token-threshold --lora-dir --lora-modules --master-addr
-            --master-port --max-body-bytes --max-choices --max-cpu-loras --max-lanes
-            --max-logprobs --max-lora-rank --max-loras --max-model-len --max-num-batched-tokens
-            --max-num-queued-reqs --max-num-queued-tokens --max-num-seqs --max-stop-strings
-            --model --models-dir --models-max --models-run --nnodes --node-rank --num-pages
-            --out --override-generation-config --page-tokens --pipeline-parallel-size
+            --client-special-tokens --client-stall-s --config --convert --cpu-kv-bytes
+            --cpu-threads --data-parallel-rank --data-parallel-size
+            --default-chat-template-kwargs --device --disable-custom-all-reduce
+            --drain-timeout-s --enable-expert-parallel --enable-force-include-usage
+            --enable-lora --enable-prefix-caching --engine-socket --engine-wait-ms
+            --front-threads --gemm-table --generation-config --gpu-memory-utilization --group
+            --health-stall-s --help --hf-overrides --itl-target-ms --keepalive-s --kernels
+            --kv-cache-dtype --kv-host-bytes --kv-host-file --kv-retained-pct --kv-store-bytes
+            --kv-store-dir --kv-store-reserve-bytes --lane-arena-bytes --lane-slots --listen
+            --load-format --log-level --long-prefill-token-threshold --lora-dir --lora-modules
+            --master-addr --master-port --max-body-bytes --max-choices --max-cpu-loras
+            --max-lanes --max-logprobs --max-lora-rank --max-loras --max-model-len
+            --max-num-batched-tokens --max-num-queued-reqs --max-num-queued-tokens
+            --max-num-seqs --max-stop-strings --model --models-dir --models-max --models-run
+            --nnodes --node-rank --num-pages --out --override-generation-config
+            --override-pooler-config --page-tokens --pipeline-parallel-size --pooler-config
             --quantization --queue-timeout-s --reasoning-parser --response-role
             --responses-bytes --responses-days --responses-dir --return-tokens-as-token-ids
-            --served-model-name --sleep-after-s --speculative-config --split-special-tokens
-            --tensor-parallel-size --text --threads --to --tokenizer-cache-dir
-            --tool-call-parser --wake-timeout-s"
+            --runner --served-model-name --sleep-after-s --speculative-config
+            --split-special-tokens --task --tensor-parallel-size --text --threads --to
+            --tokenizer-cache-dir --tool-call-parser --wake-timeout-s"
         ;;
     *,serve)
         words="
             --admin-key-file --allowed-origins --api-key --api-server-count --cache-per-key
             --chat-template --chat-template-content-format --client-priority-min
-            --client-retention-max --client-special-tokens --client-stall-s --config
+            --client-retention-max --client-special-tokens --client-stall-s --config --convert
             --cpu-kv-bytes --cpu-threads --data-parallel-rank --data-parallel-size
             --default-chat-template-kwargs --device --disable-custom-all-reduce
             --drain-timeout-s --enable-expert-parallel --enable-force-include-usage
             --enable-log-requests --enable-lora --enable-prefix-caching --engine-socket
             --engine-wait-ms --front-threads --gemm-table --generation-config
-            --gpu-memory-utilization --health-stall-s --help --host --itl-target-ms
-            --keepalive-s --kernels --kv-cache-dtype --kv-host-bytes --kv-host-file
-            --kv-retained-pct --kv-store-bytes --kv-store-dir --kv-store-reserve-bytes
-            --lane-arena-bytes --lane-slots --listen --load-format --log-level
-            --long-prefill-token-threshold --lora-dir --lora-modules --master-addr
+            --gpu-memory-utilization --health-stall-s --help --hf-overrides --host
+            --itl-target-ms --keepalive-s --kernels --kv-cache-dtype --kv-host-bytes
+            --kv-host-file --kv-retained-pct --kv-store-bytes --kv-store-dir
+            --kv-store-reserve-bytes --lane-arena-bytes --lane-slots --listen --load-format
+            --log-level --long-prefill-token-threshold --lora-dir --lora-modules --master-addr
             --master-port --max-body-bytes --max-choices --max-cpu-loras --max-lanes
             --max-logprobs --max-lora-rank --max-loras --max-model-len --max-num-batched-tokens
             --max-num-queued-reqs --max-num-queued-tokens --max-num-seqs --max-stop-strings
             --metrics-from --model --models-dir --models-max --models-run --nnodes --no
-            --no-page --node-rank --num-pages --override-generation-config --page-tokens
-            --pipeline-parallel-size --port --quantization --queue-timeout-s --reasoning-parser
-            --response-role --responses-bytes --responses-days --responses-dir
-            --return-tokens-as-token-ids --served-model-name --sleep-after-s
-            --speculative-config --split-special-tokens --ssl-certfile --ssl-keyfile
-            --tensor-parallel-size --tokenizer-cache-dir --tool-call-parser --uds
-            --wake-timeout-s"
+            --no-page --node-rank --num-pages --override-generation-config
+            --override-pooler-config --page-tokens --pipeline-parallel-size --pooler-config
+            --port --quantization --queue-timeout-s --reasoning-parser --response-role
+            --responses-bytes --responses-days --responses-dir --return-tokens-as-token-ids
+            --runner --served-model-name --sleep-after-s --speculative-config
+            --split-special-tokens --ssl-certfile --ssl-keyfile --task --tensor-parallel-size
+            --tokenizer-cache-dir --tool-call-parser --uds --wake-timeout-s"
         ;;
     *,top)
         words="

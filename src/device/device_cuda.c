@@ -473,6 +473,17 @@ static bool cuda_find_schedule(struct cuda *c, const struct k_kv *kv, int n_head
     return is_filled;
 }
 
+/* Fill the schedule of decodes with these pages, unless this step has one. True if it had. */
+bool cuda_schedule(struct cuda *c, const struct k_kv *kv, int n_heads)
+{
+    const struct k_tokens tokens = k_tokens_of(&c->tokens, kv->group);
+
+    if (cuda_find_schedule(c, kv, n_heads))
+        return true;
+    cuda_keep(c, k_attn_schedule(&c->plan, kv, &tokens, n_heads, c->stream), "attn");
+    return false;
+}
+
 /* One list per size of a group. */
 void cuda_find_tiles(struct cuda *c, int group)
 {
@@ -496,10 +507,7 @@ static void cuda_rope_kv(struct device *d, void *qkv, const struct k_kv *kv,
     cuda_find_tiles(gpu, n_heads / kv->n_kv_heads);
     /* Attention that follows the scheduling kernel must wait for it. Otherwise it may start early,
      * with the pages of earlier steps, while the product before it still runs. */
-    gpu->plan.overlap =
-        k_attn_is_brief(&gpu->plan, kv, n_heads) || cuda_find_schedule(gpu, kv, n_heads);
-    if (!gpu->plan.overlap)
-        cuda_keep(gpu, k_attn_schedule(&gpu->plan, kv, &tokens, n_heads, gpu->stream), "attn");
+    gpu->plan.overlap = k_attn_is_brief(&gpu->plan, kv, n_heads) || cuda_schedule(gpu, kv, n_heads);
     /* If all sequences are decodes, the attention kernel rotates by itself and saves a launch.
      * Tokens of a chunk read keys of tokens before them, so those are written first. */
     gpu->plan.rotary =

@@ -151,7 +151,8 @@ void layers_soften(struct device *d, float *logits, const struct k_softening *ho
     cuda_keep(gpu, k_soften(logits, how, n, d->limits.n_vocab, gpu->stream), "soften");
 }
 
-/* Attention that follows reads the lists of tiles, which no rotary step has chosen. */
+/* Attention that follows reads the lists of tiles and the schedule, which no rotary step has
+ * chosen. */
 void layers_latent_keys(struct device *d, const void *in, const struct k_latent *l,
                         const struct k_kv *kv)
 {
@@ -159,6 +160,7 @@ void layers_latent_keys(struct device *d, const void *in, const struct k_latent 
     const struct k_tokens tokens = k_tokens_of(&gpu->tokens, kv->group);
 
     cuda_find_tiles(gpu, l->shape.n_heads);
+    gpu->plan.overlap = cuda_schedule(gpu, kv, l->shape.n_heads);
     cuda_keep(gpu, k_latent_keys(in, l, kv, &tokens, gpu->stream), "latent_keys");
 }
 

@@ -200,6 +200,7 @@ static inline bool cuda_samples(const struct cuda *c)
 void cuda_quantise(struct device *d, struct device_rows *rows, int n, const struct k_matrix *to);
 /* Point c->plan at the tiles of chunks for layers with so many query heads per kv head. */
 void cuda_find_tiles(struct cuda *c, int group);
+bool cuda_schedule(struct cuda *c, const struct k_kv *kv, int n_heads);
 
 /* --- layers_cuda.c --- */
 void layers_activate(struct device *d, void *out, const void *in, enum k_activation kind, int width,

@@ -460,7 +460,7 @@ int cache_admin_ask(struct engine *e, struct engine_lane *lane, uint32_t slot,
             return ERR_INVALID; /* a slot has one command at a time */
     }
     if (ask->action == WIRE_DROP_PROMPT) {
-        rc = lane_tokens(&lane->lane, request, e->shape->n_vocab, admin->tokens);
+        rc = lane_tokens(&lane->lane, request, e->shape->n_words, admin->tokens);
         if (rc == ERR_OK)
             ask->dropped = cache_admin_drop_prompt(e, request);
     }

@@ -26,6 +26,7 @@
 #include "base/err.h"
 #include "base/listener.h"
 #include "base/names.h"
+#include "base/pooling.h"
 #include "base/settings.h"
 #include "engine/cache_admin.h"
 #include "engine/cost.h"
@@ -114,7 +115,8 @@ struct engine_preempted {
 
 struct engine {
     struct settings settings;
-    struct names names; /* the first of them names the model in files and metrics */
+    struct names names;     /* the first of them names the model in files and metrics */
+    struct pooling pooling; /* how the model pools; constant */
     struct model *model;
     const struct model_shape *shape; /* borrowed from model */
     struct pages *pages;
@@ -137,6 +139,7 @@ struct engine {
     int32_t *row_tokens;                       /* int32 [max_num_seqs], the sampled token of each
                                                 * row */
     struct batch_logprobs *logprobs;           /* [max_num_seqs], per extra */
+    float *pooled_row;                         /* float [n_vocab], room for a row to be added */
     int32_t *extra_words;                      /* room for the arrays of one request
                                                 * (wire_extra()) */
 

@@ -29,6 +29,7 @@ int fill_init(struct engine *e)
     e->row_tokens = mem_zalloc_array(n_seqs, sizeof(int32_t));
     e->adapter_slots = mem_zalloc_array(n_seqs, sizeof *e->adapter_slots);
     e->logprobs = mem_zalloc_array(n_seqs, sizeof *e->logprobs);
+    e->pooled_row = mem_zalloc_array((size_t)e->shape->n_vocab, sizeof *e->pooled_row);
     e->extra_words = mem_zalloc_array(2 * (size_t)e->guide.n_words + 2 * WIRE_BIASES_MAX +
                                           WIRE_BAD_WORDS_MAX + WIRE_ASKED_MAX,
                                       sizeof *e->extra_words);
@@ -48,7 +49,7 @@ int fill_init(struct engine *e)
     if (batch->token_ids == NULL || batch->seq_start == NULL || batch->kv_len == NULL ||
         batch->page_ids == NULL || batch->rows == NULL || e->row_tokens == NULL ||
         batch->extras == NULL || e->adapter_slots == NULL || e->logprobs == NULL ||
-        e->extra_words == NULL)
+        e->extra_words == NULL || e->pooled_row == NULL)
         return ERR_NO_MEMORY;
     return ERR_OK;
 }
@@ -118,7 +119,7 @@ static void fill_sampled_row(struct engine *e, struct engine_step *step, struct 
     fill_banned(e, seq, row);
     seq->is_masked = guide_has_mask(seq);
     step->waits = step->waits || penalties || seq->is_masked || request->generate.n_biases > 0 ||
-                  (request->flags & WIRE_LOGPROBS) != 0;
+                  (request->flags & WIRE_LOGPROBS) != 0 || seq_is_pooled(seq);
     seq->row_ahead = e->batch.n_rows - 1;
     seq->n_pending++;
     seq->n_owed += seq_token_records(seq);
@@ -232,6 +233,8 @@ static bool fill_extra(struct engine *e, const struct engine_step *step, int r,
 
     if (seq == NULL)
         return false; /* the sequence ended meanwhile */
+    if (seq_is_pooled(seq))
+        return false; /* fill_rows() reads it */
     request = &seq->request;
     /* A row of the prompt: the log probability of its known next token. */
     if (step->targets[r] > 0) {
@@ -306,6 +309,22 @@ void fill_extras(struct engine *e, struct engine_step *step)
     fill_look(e, step);
 }
 
+/* A row of a pooled answer: the last token's, or, of a mean, any token's, which is added to those
+ * before it. The rows of a sequence come in the order of its tokens, however it is cut into steps,
+ * so the sum is the same to the last bit. */
+static int fill_pooled(struct engine *e, struct seq *seq, int r)
+{
+    int n = e->shape->n_vocab, rc;
+
+    if (!seq_is_mean(seq))
+        return model_row_logits(e->model, r, seq->row + 1);
+    if ((rc = model_row_logits(e->model, r, e->pooled_row)) != ERR_OK)
+        return rc;
+    for (int i = 0; i < n; i++)
+        seq->row[1 + i] += e->pooled_row[i];
+    return ERR_OK;
+}
+
 /* Only one row per sequence can be reported whole at a time: seq_awaits_row() delays the next step
  * of such a sequence. */
 int fill_rows(struct engine *e, const struct engine_step *step)
@@ -317,6 +336,10 @@ int fill_rows(struct engine *e, const struct engine_step *step)
 
         if (seq == NULL)
             continue;
+        if (seq_is_pooled(seq)) {
+            rc = fill_pooled(e, seq, r);
+            continue;
+        }
         if (step->targets[r] > 0 && !seq_prompt_has_rows(seq))
             continue;
         if (step->targets[r] == 0 && !seq_has_rows(seq))

@@ -176,7 +176,8 @@ static int intake_welcome(struct engine *e, struct engine_lane *lane)
         .magic = WIRE_MAGIC,
         .layout = wire_layout(),
         .epoch = e->epoch,
-        .n_vocab = (uint32_t)shape->n_vocab,
+        .n_vocab = (uint32_t)shape->n_words,
+        .n_pooled = shape->pools ? (uint32_t)shape->n_vocab : 0,
         .max_model_len = (uint32_t)shape->max_model_len,
         .page_tokens = (uint32_t)shape->page_tokens,
         .n_eos = (uint32_t)shape->n_eos,
@@ -373,6 +374,21 @@ void intake_events(struct engine *e, int timeout_ms)
 
 /* --- requests --------------------------------------------------------------------------------- */
 
+/* A pooled answer has no tokens, so nothing that is said of them applies. */
+static bool intake_pools(const struct wire_request *request)
+{
+    const uint32_t of_tokens = WIRE_LOGPROBS | WIRE_PROMPT_LOGPROBS | WIRE_THINKS;
+    const struct wire_generate *g = &request->generate;
+
+    if (g->pooling == WIRE_POOL_NONE)
+        return true;
+    return g->pooling <= WIRE_POOL_MEAN && g->n_prompt == request->n_tokens && g->max_tokens == 1 &&
+           g->min_tokens == 0 && g->n_logprobs == 0 && g->n_prompt_logprobs == 0 &&
+           g->automaton == 0 && wire_generate_extra(g) == 0 && g->n_stop_ids == 0 &&
+           g->think_max == 0 && (request->flags & of_tokens) == 0 &&
+           !sampling_has_penalty(&g->sampling);
+}
+
 /* Is every number of a generation's copy within its bounds? Fronts check the same bounds and can
  * explain them; a request that fails here comes from a broken front. */
 static int intake_check(const struct engine *e, const struct wire_request *request)
@@ -386,8 +402,11 @@ static int intake_check(const struct engine *e, const struct wire_request *reque
     if (request->n_tokens < 1 || g->n_prompt < 1 || g->n_prompt > request->n_tokens ||
         g->max_tokens < 1)
         return ERR_INVALID;
-    if (request->n_tokens >= longest)
+    /* An answer that is pooled needs no room for a token. */
+    if (request->n_tokens >= longest + (g->pooling != WIRE_POOL_NONE))
         return ERR_TOO_LONG;
+    if ((g->pooling != WIRE_POOL_NONE) != e->shape->pools || !intake_pools(request))
+        return ERR_INVALID;
     if (!sampling_is_valid(&g->sampling))
         return ERR_INVALID;
     if (g->n_stop_ids > WIRE_STOP_IDS || g->n_logprobs > most || g->n_prompt_logprobs > most)
@@ -531,6 +550,8 @@ static int intake_sequence(struct engine *e, struct engine_lane *lane, uint32_t 
     int tokens_max = end < (uint64_t)e->shape->max_model_len ? (int)end : e->shape->max_model_len;
     int rc;
 
+    if (request->generate.pooling != WIRE_POOL_NONE)
+        tokens_max = (int)end; /* the token is never computed */
     if (e->draining)
         return ERR_DRAINING;
     rc = intake_check(e, request);
@@ -547,7 +568,7 @@ static int intake_sequence(struct engine *e, struct engine_lane *lane, uint32_t 
     seq->tenant_idx = tenant_idx;
     seq->n_tokens = (int)request->n_tokens;
     seq->n_prompt = (int)request->generate.n_prompt;
-    rc = lane_tokens(&lane->lane, request, e->shape->n_vocab, seq->tokens);
+    rc = lane_tokens(&lane->lane, request, e->shape->n_words, seq->tokens);
     if (rc == ERR_OK)
         rc = lane_extra(&lane->lane, request, e->extra_words);
     if (rc == ERR_OK && tokens_max <= seq->n_tokens)
@@ -571,6 +592,8 @@ static int intake_sequence(struct engine *e, struct engine_lane *lane, uint32_t 
     seq->root = lora_root(e, request);
     intake_retain(seq, &request->generate);
     seq->maker = intake_maker(seq, request);
+    if (seq_is_mean(seq))
+        memset(seq->row, 0, sizeof *seq->row * (size_t)(1 + e->shape->n_vocab));
     lane->by_slot[slot] = seq;
     sched_add(&e->sched, seq);
     return ERR_OK;
@@ -699,7 +722,7 @@ static void intake_look(struct engine *e, struct seq *seq)
     room -= seq->n_owed + 3 + seq_token_records(seq);
     seq->chunk_max = 0;
     if (seq_tells_prompt(seq))
-        seq->chunk_max = room / seq_prompt_records(seq);
+        seq->chunk_max = seq_is_mean(seq) ? INT32_MAX : room / seq_prompt_records(seq);
     if (seq->chunk_max > 1 && seq_prompt_has_rows(seq))
         seq->chunk_max = 1;
     seq->room = room;

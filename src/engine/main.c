@@ -11,6 +11,7 @@
 
 #include "base/clock.h"
 #include "base/fault.h"
+#include "base/json.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/must.h"
@@ -92,6 +93,24 @@ static int main_await_model(struct engine *e, const struct model_options *o)
     return rc;
 }
 
+/* Is it a model that pools, and what does its folder say of that? */
+static int main_read_pooling(struct engine *e)
+{
+    struct pooling *p = &e->pooling;
+    int rc = pooling_read(p, &e->settings);
+
+    if (rc != ERR_OK || p->kind == POOLING_NONE)
+        return rc;
+    if (e->settings.speculative_config[0] != '\0') {
+        log_error("engine: speculative_config is for models that generate, and this one pools");
+        return ERR_INVALID;
+    }
+    log_info("engine: the model pools: %s of %s, use_activation %s",
+             p->kind == POOLING_EMBED ? "vectors" : "scores", pooling_type_name(p->type),
+             json_flag_text(p->activates));
+    return pooling_find_tokens(p, e->settings.model);
+}
+
 static int main_open_model(struct engine *e)
 {
     const struct settings *settings = &e->settings;
@@ -108,6 +127,11 @@ static int main_open_model(struct engine *e)
         log_error("engine: load_format = \"%s\" must be auto or dummy", settings->load_format);
         return ERR_INVALID;
     }
+    if ((rc = main_read_pooling(e)) != ERR_OK)
+        return rc;
+    options.pooling = &e->pooling;
+    if (options.max_model_len == 0)
+        options.max_model_len = e->pooling.len_max;
     service_status("loading %s", settings->model);
     rc = main_await_model(e, &options);
     if (rc == ERR_OK)

@@ -276,6 +276,8 @@ static void publish_prompt(struct engine *e, struct seq *seq, int target,
 {
     seq->n_owed -= seq_prompt_records(seq);
     seq->n_told = target;
+    if (seq_is_mean(seq))
+        return; /* fill_rows() has added it */
     if (seq_prompt_has_rows(seq))
         publish_row_begins(seq, logprobs, true);
     publish_logprobs(e, seq, seq->tokens[target], logprobs, WIRE_PROMPT_CHOSEN, WIRE_PROMPT_TOP);
@@ -324,6 +326,19 @@ static bool publish_last_token(struct engine *e, struct seq *seq)
     return false;
 }
 
+/* The pooled answer is complete. The token that was sampled of it means nothing and is dropped:
+ * from here on seq lacks none. */
+static void publish_pooled(const struct engine *e, struct seq *seq)
+{
+    seq->n_pending--;
+    seq->n_owed -= seq_token_records(seq);
+    for (int i = 1; seq_is_mean(seq) && i <= e->shape->n_vocab; i++)
+        seq->row[i] /= (float)seq->n_prompt;
+    seq->row_at = 1; /* there is no sum of exponentials */
+    seq->row_is_prompts = false;
+    seq->tells_row = true;
+}
+
 /* Append the token that `row` sampled. False: seq has ended. */
 static bool publish_sampled(struct engine *e, const struct engine_step *step, int row,
                             struct seq *seq)
@@ -331,6 +346,10 @@ static bool publish_sampled(struct engine *e, const struct engine_step *step, in
     const struct batch_logprobs *logprobs =
         step->extras[row] < 0 ? NULL : &e->logprobs[step->extras[row]];
 
+    if (seq_is_pooled(seq)) {
+        publish_pooled(e, seq);
+        return true; /* publish_row() ends it */
+    }
     seq->tokens[seq->n_tokens++] = e->row_tokens[row];
     seq->n_pending--;
     seq->n_owed -= seq_token_records(seq);
@@ -365,6 +384,12 @@ int publish_row(struct engine *e, struct seq *seq, int room)
     if (seq->row_at < n)
         return room;
     seq->tells_row = false;
+    if (seq_is_pooled(seq)) {
+        /* A fault point, as behind a token. */
+        must(!FAULT_HIT(engine_end));
+        publish_finish(e, seq, WIRE_FIN_STOP, 0);
+        return room;
+    }
     if (!seq->row_is_prompts && publish_last_token(e, seq))
         room--;
     return room;
@@ -417,7 +442,8 @@ void publish_step(struct engine *e, const struct engine_step *step)
             continue;
         n_drafts = seq->draft.n_ahead;
         if (step->targets[i] > 0) {
-            publish_prompt(e, seq, step->targets[i], &e->logprobs[step->extras[i]]);
+            publish_prompt(e, seq, step->targets[i],
+                           step->extras[i] < 0 ? NULL : &e->logprobs[step->extras[i]]);
         } else if (n_drafts > 0) {
             publish_drafted(e, step, i, seq, n_drafts);
             i += n_drafts;

@@ -594,7 +594,7 @@ void sched_check(const struct sched *s)
         const struct seq *seq = s->running[i];
 
         must(seq->state == SEQ_RUNNING);
-        must(seq->n_computed < seq->n_tokens);
+        must(seq->n_computed < seq->n_tokens || (seq_is_pooled(seq) && seq->tells_row));
         must(seq->n_computed + seq->n_ahead <= seq->n_tokens + seq->n_pending);
         tables_check(&s->tables, seq);
         must(i == 0 || seq_before(s->running[i - 1], seq));

@@ -124,13 +124,15 @@ struct seq {
     int room; /* records that its output ring has room for, beyond those of one token */
 
     /* Log probabilities (publish.c), and the room that their records need. */
-    int n_told;    /* prompt tokens after the first whose log probabilities were reported */
+    int n_told;    /* prompt tokens after the first whose log probabilities were reported; of a
+                    * mean: tokens whose rows were added */
     int n_owed;    /* records that steps in flight will write */
     int chunk_max; /* prompt tokens that a step may compute, so that their records find room; 0: any
                     * number */
     /* A row of logits that is reported whole: the last token's, or a prompt token's; see
      * publish_row(). */
-    float *row; /* float [1 + n_vocab], from the pool: in the layout of WIRE_ROW */
+    float *row; /* float [1 + n_vocab], from the pool: in the layout of WIRE_ROW. The sum so far,
+                 * of a mean */
     int row_at; /* floats that were written to the ring */
     bool tells_row, row_is_prompts;
 
@@ -181,12 +183,23 @@ struct seq_pool_limits {
     bool has_drafts;
 };
 
+/* Is the answer a row of numbers, in place of tokens? And is it the mean of the rows of all
+ * tokens? */
+static inline bool seq_is_pooled(const struct seq *seq)
+{
+    return seq->request.generate.pooling != WIRE_POOL_NONE;
+}
+static inline bool seq_is_mean(const struct seq *seq)
+{
+    return seq->request.generate.pooling == WIRE_POOL_MEAN;
+}
+
 /* Do tokens of the output (of the prompt) report their whole row of logits, instead of the most
  * probable tokens? */
 static inline bool seq_has_rows(const struct seq *seq)
 {
-    return (seq->request.flags & WIRE_LOGPROBS) != 0 &&
-           seq->request.generate.n_logprobs > WIRE_LOGPROBS_MAX;
+    return seq_is_pooled(seq) || ((seq->request.flags & WIRE_LOGPROBS) != 0 &&
+                                  seq->request.generate.n_logprobs > WIRE_LOGPROBS_MAX);
 }
 static inline bool seq_prompt_has_rows(const struct seq *seq)
 {
@@ -205,6 +218,8 @@ static inline int seq_token_records(const struct seq *seq)
 }
 static inline int seq_prompt_records(const struct seq *seq)
 {
+    if (seq_is_mean(seq))
+        return 0; /* they are only summed */
     return seq_prompt_has_rows(seq) ? 1 : 1 + (int)seq->request.generate.n_prompt_logprobs;
 }
 
@@ -220,10 +235,11 @@ static inline bool seq_bans_stops(const struct seq *seq, int n_pending)
            seq->n_tokens + n_pending - seq->n_prompt < (int)seq->request.generate.min_tokens;
 }
 
-/* Are log probabilities of the prompt still to be reported? */
+/* Are log probabilities of the prompt still to be reported, or rows of it to be summed? */
 static inline bool seq_tells_prompt(const struct seq *seq)
 {
-    return (seq->request.flags & WIRE_PROMPT_LOGPROBS) != 0 && seq->n_told < seq->n_prompt - 1;
+    return ((seq->request.flags & WIRE_PROMPT_LOGPROBS) != 0 || seq_is_mean(seq)) &&
+           seq->n_told < seq->n_prompt - 1;
 }
 
 /* Has the next step to wait until a row is reported? There is room for one row per sequence. */

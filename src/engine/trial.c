@@ -87,7 +87,7 @@ static void trial_add_seq(struct engine *e, int n_before, int n)
 
     for (int k = 0; k < n; k++) /* spread over the vocabulary */
         batch->token_ids[batch->n_tokens + k] =
-            (int32_t)((int64_t)(n_before + k) * 7919 % shape->n_vocab);
+            (int32_t)((int64_t)(n_before + k) * 7919 % shape->n_words);
     batch->n_tokens += n;
     batch->seq_start[i + 1] = batch->n_tokens;
     batch->kv_len[i] = n_before + n;

@@ -9,12 +9,16 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "base/buf.h"
 #include "base/clock.h"
 #include "base/hash.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/models.h"
 #include "ipc/seats.h"
+#include "text/file.h"
+
+#define SERVED_FILE_MAX ((size_t)8 << 20) /* bytes of a file that describes the model */
 
 /* "created" of /v1/models. The folder's time, because the start times of several fronts differ. */
 static int64_t served_model_time(const struct settings *s)
@@ -60,6 +64,32 @@ static int served_read_kwargs(struct served *m, char *why, size_t why_cap)
     return rc;
 }
 
+/* A member of a file of the folder, which is optional. It lives as long as the process. */
+static int served_read_member(struct served *m, const char *file, const char *member,
+                              const struct json **out, char *why, size_t why_cap)
+{
+    const struct json *whole = NULL;
+    struct buf text = {0};
+    int rc = file_read(&text, m->settings.model, file, SERVED_FILE_MAX, why, why_cap);
+
+    if (rc == ERR_OK)
+        rc = json_parse(&whole, &m->arena, buf_text(&text), text.len, why, why_cap);
+    buf_fini(&text);
+    *out = json_get_kind(whole, member, JSON_OBJECT);
+    return rc == ERR_NOT_FOUND ? ERR_OK : rc;
+}
+
+/* What a model that pools has besides: prompts, and names of labels. */
+static int served_read_pooling(struct served *m, char *why, size_t why_cap)
+{
+    int rc = served_read_member(m, "config_sentence_transformers.json", "prompts", &m->prompts, why,
+                                why_cap);
+
+    if (rc != ERR_OK || m->pooling.kind != POOLING_SCORE)
+        return rc;
+    return served_read_member(m, "config.json", "id2label", &m->labels, why, why_cap);
+}
+
 /* Open tokenizer, chat template and default sampling parameters. Each step runs only if those
  * before succeeded; `why` is the reason of the first failure, logged once at the end. */
 static int served_open_text(struct served *m)
@@ -93,6 +123,8 @@ static int served_open_text(struct served *m)
                                sizeof why);
     if (rc == ERR_OK)
         rc = served_read_kwargs(m, why, sizeof why);
+    if (rc == ERR_OK && m->pooling.kind != POOLING_NONE)
+        rc = served_read_pooling(m, why, sizeof why);
     /* These limits are settings of the server, not of the model's folder. */
     m->defaults.max_logprobs = (int)m->settings.max_logprobs;
     m->defaults.max_stops = (int)m->settings.max_stop_strings;
@@ -100,10 +132,10 @@ static int served_open_text(struct served *m)
     m->defaults.include_usage = m->settings.enable_force_include_usage;
     if (rc != ERR_OK)
         log_error("front: %s", why[0] == '\0' ? err_sentence(rc) : why);
-    else if (!chat_has_template(m->chat))
+    else if (!chat_has_template(m->chat) && m->pooling.kind == POOLING_NONE)
         log_warn("front: the model has no chat template: chat requests are refused; set "
                  "chat_template to a file");
-    else if (!chat_knows_tools(m->chat))
+    else if (!chat_knows_tools(m->chat) && m->pooling.kind == POOLING_NONE)
         log_warn("front: the chat template does not support tools: prompts will not contain those "
                  "of a request; "
                  "set chat_template to a file with one that does");
@@ -152,6 +184,8 @@ static int served_open(struct served *m, int handover_fd)
     m->model_name = m->names.at[0];
     m->model_unix_s = served_model_time(&m->settings);
     served_fingerprint(m);
+    if (rc == ERR_OK)
+        rc = pooling_read(&m->pooling, &m->settings);
     if (rc == ERR_OK)
         rc = served_open_text(m);
     if (rc == ERR_OK)

@@ -12,6 +12,7 @@
 #include <stdint.h>
 
 #include "base/names.h"
+#include "base/pooling.h"
 #include "base/settings.h"
 #include "front/link/engines.h"
 #include "front/request/defaults.h"
@@ -27,11 +28,15 @@ struct served {
     struct chat *chat;
     enum reply_format reply_format;
     enum reply_reasoning reply_reasoning;
+    struct pooling pooling; /* how it pools, if it does */
     struct names names;     /* names that clients may use for the model */
     const char *model_name; /* the first of them */
     struct defaults defaults;
     struct arena arena;             /* for data that is read at start */
     const struct json *chat_kwargs; /* template variables of chats that do not set them, or NULL */
+    const struct json *prompts;     /* of sentence-transformers: texts that a request may put before
+                                 * its own (prompt_name); NULL: none */
+    const struct json *labels;      /* of a classifier: {"0": name, ...}; NULL: none */
     int64_t model_unix_s; /* last change of the model's folder, so that all fronts report the
                            * same */
     char fingerprint[48]; /* system_fingerprint: "quire-VERSION-" and 8 digits of build and model */

@@ -55,6 +55,7 @@ struct wire_welcome {
     uint64_t lane_bytes;
     int32_t error; /* enum err */
     uint32_t n_vocab;
+    uint32_t n_pooled; /* floats of a pooled answer; 0: the model generates */
     uint32_t max_model_len;
     uint32_t page_tokens;
     uint32_t n_eos;

@@ -106,7 +106,8 @@ enum wire_kind {
     /* When more than WIRE_LOGPROBS_MAX alternatives are requested, the whole row of logits follows
      * a chosen token in place of the tops, three floats per record. The very first float is the log
      * of the sum of exponentials: a logit minus it is the token's log probability. The others are
-     * the logits in the order of ids; the last record is padded with zeros. */
+     * the logits in the order of ids; the last record is padded with zeros. A pooled answer is a
+     * row without the first float. */
     WIRE_PROMPT_ROW = 9,
     WIRE_ROW = 10,
     WIRE_TEXT = 11, /* a piece of a sentence: `value` bytes, 1 to 8, in `text` */

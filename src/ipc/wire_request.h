@@ -42,6 +42,15 @@ struct wire_bias {
     float value; /* finite */
 };
 
+/* The answer of a model that pools: floats of the last norm's results or of scores, as WIRE_ROW
+ * records, and no token. Sampling, stops and log probabilities do not apply then. A model that
+ * pools answers nothing else, and one that generates none of these. */
+enum wire_pooling {
+    WIRE_POOL_NONE = 0, /* tokens are generated */
+    WIRE_POOL_LAST = 1, /* the last token's */
+    WIRE_POOL_MEAN = 2, /* the mean over all tokens */
+};
+
 /* The parameters of one generation. */
 struct wire_generate {
     struct sampling sampling;
@@ -67,6 +76,7 @@ struct wire_generate {
     uint32_t retain;    /* 1 + the priority, 0 .. 100, of the prompt's pages; 0: the default */
     uint32_t retain_s;  /* seconds that the priority lasts; 0: without end */
     uint32_t retain_tokens; /* first tokens of the prompt to which it applies; 0: all */
+    uint32_t pooling;       /* enum wire_pooling */
     uint32_t n_stops;       /* words of the set of stop ids; 0: they are in stop_ids */
     uint32_t n_stop_ids;    /* used elements of stop_ids; 0 with a set */
     int32_t stop_ids[WIRE_STOP_IDS];

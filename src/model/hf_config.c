@@ -20,6 +20,7 @@
 #include "base/gguf.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/pooling.h"
 #include "model/config_source.h"
 #include "model/gguf_config.h"
 
@@ -146,6 +147,19 @@ static void hf_config_read_quant(struct config_source *s, struct hf_config *c,
     }
 }
 
+/* A name such as "Qwen3Model" or "Qwen3ForSequenceClassification" is that of a family without its
+ * output matrix. */
+static void hf_config_find_headless(struct hf_config *c, const char *name)
+{
+    char generating[120];
+    size_t n = pooling_stem(name, &c->is_headless);
+
+    if (n == 0 || !c->is_headless || n > sizeof generating - sizeof "ForCausalLM")
+        return;
+    (void)snprintf(generating, sizeof generating, "%.*sForCausalLM", (int)n, name);
+    c->arch = arch_find(generating);
+}
+
 /* The first entry of `architectures`, such as "LlamaForCausalLM", selects the row. */
 static void hf_config_read_arch(struct config_source *s, struct hf_config *c,
                                 const struct json *obj)
@@ -161,6 +175,8 @@ static void hf_config_read_arch(struct config_source *s, struct hf_config *c,
         return;
     }
     c->arch = arch_find(name);
+    if (c->arch == NULL)
+        hf_config_find_headless(c, name);
     if (c->arch == NULL) {
         char near[300];
 
@@ -170,6 +186,19 @@ static void hf_config_read_arch(struct config_source *s, struct hf_config *c,
                   s->name, name, near);
         source_fail(s, ERR_UNSUPPORTED);
     }
+}
+
+/* Attention in both directions is another computation, which the tensors do not show. */
+static void hf_config_check_causal(struct config_source *s, const struct json *obj)
+{
+    const struct json *both = json_get_kind(obj, "use_bidirectional_attention", JSON_BOOL);
+
+    if (json_get_bool(obj, "is_causal", true) && (both == NULL || !both->flag))
+        return;
+    log_error("model: %s: %s: attention in both directions is not served", s->name,
+              both != NULL && both->flag ? "use_bidirectional_attention is true"
+                                         : "is_causal is false");
+    source_fail(s, ERR_UNSUPPORTED);
 }
 
 /* Read the counts. Families use different names for the same numbers, so each has a list of
@@ -457,6 +486,7 @@ int hf_config_parse(struct hf_config *out, const char *name, const char *bytes, 
     /* From here on errors collect in source.rc, so that one run can log several. */
     hf_config_read_activation(&source, &config, obj);
     hf_config_read_shape(&source, &config, obj);
+    hf_config_check_causal(&source, obj);
     hf_config_read_row(&source, &config, obj);
     hf_config_read_layers(&source, &config, obj);
     if (source.rc == ERR_OK && config.arch->read != NULL)

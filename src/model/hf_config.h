@@ -60,6 +60,7 @@ enum arch_fused { ARCH_STACKED, ARCH_BY_HEAD };
 struct hf_config;
 struct config_source;
 struct json;
+struct pooling;
 
 /* The differences between architectures; arch.c has a row for each. */
 struct arch {
@@ -290,6 +291,11 @@ struct hf_config {
     bool sinks; /* each head has a score that takes part in its softmax, without a value */
     struct quant_config quant; /* format of the layers' matrices */
     struct eagle_config eagle; /* n_vocab is that of its drafts */
+    bool is_headless;          /* the architecture has no output matrix */
+    /* Of a model that pools: n_vocab is the rows of its output matrix, and n_words those of the
+     * embedding. NULL: it generates. Borrowed. */
+    const struct pooling *pooling;
+    int n_words;
     int n_eos;
     int32_t eos[HF_CONFIG_EOS_MAX];
     struct hash digest; /* SHA-256 of config.json's bytes */
@@ -302,6 +308,14 @@ struct hf_config {
  * missing or out of range; ERR_UNSUPPORTED for an architecture, position scaling or quantisation
  * that quire does not compute; ERR_NO_MEMORY. All are logged with file and field. */
 int hf_config_read(struct hf_config *out, const char *dir) ERR_CHECKED;
+
+/* The ids that a text may have. */
+static inline int hf_config_words(const struct hf_config *c)
+{
+    if (c->eagle.n_taps > 0)
+        return c->eagle.n_words;
+    return c->pooling != NULL ? c->n_words : c->n_vocab;
+}
 
 /* Parse the texts of the two files. name appears in the log; generation may be NULL. Errors as
  * hf_config_read(). */

@@ -27,7 +27,6 @@
 
 #define LAYOUT_VERSION 1 /* of the page layout; part of the fingerprint */
 #define GEMM_TABLE     QUIRE_DATADIR "/gemm-h200.txt"
-#define PAGES_MAX      16777216
 #define TURNS_A_TASK   4096
 #define TURNS_THREADS  8
 #define MIB            (1.0 / 1048576.0)
@@ -132,6 +131,26 @@ static int model_choose_adapters(struct model *m, const struct model_options *o)
     return ERR_OK;
 }
 
+/* Checks come last, because they compare the final numbers. len_max: the model's own. */
+static int model_check_shape(const struct model_shape *shape, int len_max)
+{
+    if (shape->page_tokens < 1 || shape->page_tokens > 256) {
+        log_error("model: page_tokens %d must be 1 to 256", shape->page_tokens);
+        return ERR_INVALID;
+    }
+    if (shape->max_model_len > len_max) {
+        log_error("model: max_model_len %d is more than the model's %d", shape->max_model_len,
+                  len_max);
+        return ERR_INVALID;
+    }
+    if (shape->max_num_batched_tokens < shape->max_num_seqs) {
+        log_error("model: max_num_batched_tokens %d must be at least max_num_seqs %d",
+                  shape->max_num_batched_tokens, shape->max_num_seqs);
+        return ERR_INVALID;
+    }
+    return ERR_OK;
+}
+
 /* Fill in the shape, except for pages, and check the options against each other. */
 static int model_choose_shape(struct model *m, const struct model_options *o)
 {
@@ -146,10 +165,18 @@ static int model_choose_shape(struct model *m, const struct model_options *o)
                   config->arch->name);
         return ERR_UNSUPPORTED;
     }
-    /* There are kernels, and no GPU has run them yet (tests/kernel/test_latent.c). */
-    if (gpu && config->latent.kv_rank > 0) {
-        log_error("model: %s: latent attention is computed on the cpu device only (device = cpu)",
-                  config->arch->name);
+    if (config->latent.kv_rank > 0 && m->kv_type != K_BF16) {
+        log_error(
+            "model: %s: latents are kept in bfloat16: kv_cache_dtype fp8 is not possible, use "
+            "auto",
+            config->arch->name);
+        return ERR_UNSUPPORTED;
+    }
+    if (gpu && config->latent.kv_rank > 0 &&
+        config->n_heads / m->ranks.n_parts > K_LATENT_HEADS_MAX) {
+        log_error("model: %s: %d heads of latent attention on a GPU, the kernels take at most %d: "
+                  "use a larger tensor_parallel_size",
+                  config->arch->name, config->n_heads / m->ranks.n_parts, K_LATENT_HEADS_MAX);
         return ERR_UNSUPPORTED;
     }
     if (o->n_adapters > 0 && (rc = model_choose_adapters(m, o)) != ERR_OK)
@@ -162,7 +189,8 @@ static int model_choose_shape(struct model *m, const struct model_options *o)
     shape->head_dim = config->head_dim;
     shape->ff_dim = config->ff_dim;
     shape->n_vocab = config->n_vocab;
-    shape->n_words = config->eagle.n_taps > 0 ? config->eagle.n_words : config->n_vocab;
+    shape->n_words = hf_config_words(config);
+    shape->pools = config->pooling != NULL;
     shape->page_tokens = o->page_tokens;
     /* Large batches on a GPU; on a CPU they would only add latency. */
     shape->max_num_seqs = gpu ? 256 : 64;
@@ -183,22 +211,7 @@ static int model_choose_shape(struct model *m, const struct model_options *o)
     shape->n_eos = config->n_eos;
     memcpy(shape->eos, config->eos, sizeof shape->eos);
     model_name_device(m);
-    /* Checks come last, because they compare the final numbers. */
-    if (shape->page_tokens < 1 || shape->page_tokens > 256) {
-        log_error("model: page_tokens %d must be 1 to 256", shape->page_tokens);
-        return ERR_INVALID;
-    }
-    if (shape->max_model_len > config->len_max) {
-        log_error("model: max_model_len %d is more than the model's %d", shape->max_model_len,
-                  config->len_max);
-        return ERR_INVALID;
-    }
-    if (shape->max_num_batched_tokens < shape->max_num_seqs) {
-        log_error("model: max_num_batched_tokens %d must be at least max_num_seqs %d",
-                  shape->max_num_batched_tokens, shape->max_num_seqs);
-        return ERR_INVALID;
-    }
-    return ERR_OK;
+    return model_check_shape(shape, config->len_max);
 }
 
 /* The rank of this node that has a part of a stage's layers; NULL: it is another node's. */
@@ -452,88 +465,6 @@ static int model_alloc_work(struct model *m)
     if (rc != ERR_OK || (rc = model_alloc_host(m)) != ERR_OK)
         return rc;
     return model_fill_turns(m);
-}
-
-/* The bytes that a rank's GPU has left for pages: its share by gpu_memory_utilization, less the
- * memory in use, that of other processes included. */
-static int model_rank_budget(struct device *d, double utilization, size_t *out)
-{
-    size_t free_bytes = 0, total_bytes = 0, used, allowed;
-    int rc = d->ops->free(d, &free_bytes, &total_bytes);
-
-    if (rc != ERR_OK)
-        return rc;
-    /* The setting is a share of the whole GPU, as in vLLM. */
-    used = total_bytes - free_bytes;
-    allowed = (size_t)((double)total_bytes * utilization);
-    *out = allowed > used ? allowed - used : 0;
-    return ERR_OK;
-}
-
-/* The number of KV pages that the memory holds. Every page has a part on each GPU, so the GPU with
- * the least room for its parts decides. */
-static int model_pages_that_fit(struct model *m, const struct model_options *o, size_t *out)
-{
-    size_t least = SIZE_MAX;
-
-    if (!m->device->is_gpu) {
-        *out = o->cpu_kv_bytes / (m->shape.page_bytes + o->beside_bytes);
-        return ERR_OK;
-    }
-    for (int i = 0; i < m->ranks.n; i++) {
-        const struct rank *rank = &m->ranks.at[i];
-        size_t bytes;
-        int rc = model_rank_budget(rank->device, o->gpu_memory_utilization, &bytes);
-
-        if (rc != ERR_OK)
-            return rc;
-        if (rank->cache.page_bytes > 0 &&
-            bytes / (rank->cache.page_bytes + o->beside_bytes) < least)
-            least = bytes / (rank->cache.page_bytes + o->beside_bytes);
-    }
-    *out = least;
-    return ERR_OK;
-}
-
-/* The setting to name in a message on too few pages. */
-static const char *model_pages_setting(const struct model *m, const struct model_options *o)
-{
-    if (o->num_pages > 0)
-        return "num_pages";
-    if (m->device->is_gpu)
-        return "gpu_memory_utilization";
-    return "cpu_kv_bytes";
-}
-
-/* Choose n_pages. If the memory is too small for a text of max_model_len tokens, lower that length,
- * unless it was asked for: then it is an error. */
-static int model_choose_pages(struct model *m, const struct model_options *o)
-{
-    struct model_shape *shape = &m->shape;
-    size_t n = 0;
-    int rc = model_pages_that_fit(m, o, &n), len;
-
-    if (rc != ERR_OK)
-        return rc;
-    if (o->num_pages > 0)
-        n = (size_t)o->num_pages;
-    if (n > PAGES_MAX)
-        n = PAGES_MAX;
-    len = cache_tokens(&m->cache, (int)n, shape->max_model_len);
-    if (len == 0 || (len < shape->max_model_len && o->max_model_len > 0)) {
-        log_error("model: KV memory holds a text of %d tokens (%zu pages), max_model_len is %d; "
-                  "lower max_model_len or give more memory (%s)",
-                  len, n, shape->max_model_len, model_pages_setting(m, o));
-        return ERR_NO_MEMORY;
-    }
-    shape->n_pages = (int)n;
-    if (len < shape->max_model_len) {
-        log_warn("model: KV memory holds a text of %d tokens (%zu pages), the model could take %d: "
-                 "max_model_len is %d; raise %s for more",
-                 len, n, shape->max_model_len, len, model_pages_setting(m, o));
-        shape->max_model_len = len;
-    }
-    return ERR_OK;
 }
 
 /* Runs per rank: the pages of all sequences, in one allocation. They are scratch memory, so a sleep
@@ -948,7 +879,8 @@ int model_open(struct model **out, const struct model_options *o)
     /* Cheap checks first: a wrong folder or setting is reported before a GPU is touched. */
     if ((rc = hf_config_read(&model->config, o->dir)) != ERR_OK)
         goto out;
-    if ((rc = plan_make(&whole, &model->config)) != ERR_OK)
+    if ((rc = model_choose_head(model, o)) != ERR_OK ||
+        (rc = plan_make(&whole, &model->config)) != ERR_OK)
         goto out;
     if ((rc = model_open_ranks(model, o, &whole)) != ERR_OK ||
         (rc = model_check_head(model, o)) != ERR_OK)

@@ -17,6 +17,7 @@
 #include "model/batch.h"
 
 struct model;
+struct pooling;
 
 struct model_options {
     const char *dir;     /* Hugging Face folder: config.json, *.safetensors; or a GGUF file */
@@ -53,9 +54,10 @@ struct model_options {
     const int *taps;            /* int [n_taps], as struct eagle_config has them */
     double gpu_memory_utilization;
     size_t cpu_kv_bytes;
-    bool sleeps;      /* allocate memory in such a way that model_sleep() can give it back */
-    int n_adapters;   /* slots of adapters (model_adapter_place()); 0: none */
-    int adapter_rank; /* the highest of any, 1 .. ADAPTER_RANK_MAX */
+    bool sleeps; /* allocate memory in such a way that model_sleep() can give it back */
+    const struct pooling *pooling; /* how it pools, its tokens looked up; NULL: it generates */
+    int n_adapters;                /* slots of adapters (model_adapter_place()); 0: none */
+    int adapter_rank;              /* the highest of any, 1 .. ADAPTER_RANK_MAX */
 };
 
 struct settings;
@@ -67,7 +69,9 @@ struct model_options model_options_of(const struct settings *settings);
 /* The result of the options and config.json. */
 struct model_shape {
     int n_layers, dim, n_heads, n_kv_heads, head_dim, ff_dim, n_vocab;
-    int n_words;  /* ids that tokens of a batch may have: n_vocab, or of a head its target's */
+    int n_words; /* ids that tokens of a batch may have: n_vocab; of a head its target's; of a model
+                   * that pools those of its embedding */
+    bool pools;  /* logits are vectors [n_vocab] = [dim], or scores of labels, then zeros */
     int n_stages; /* 1 .. 16 */
     int max_model_len;
     int max_num_seqs;

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A model that drafts tokens of another one, and EAGLE-3 heads: what a target keeps for a head, and
- * how the two are joined (forward_eagle.c has the pass). */
+ * A model that pools; a model that drafts tokens of another one, and EAGLE-3 heads: what a target
+ * keeps for a head, and how the two are joined (forward_eagle.c has the pass). */
 #include "base/log.h"
 #include "base/must.h"
+#include "base/pooling.h"
 #include "model/model_parts.h"
 
 /* Residuals of rank 0, which has them whole as every rank does. */
@@ -59,6 +60,31 @@ int model_join(struct model *head, struct model *target)
     }
     head->target = target;
     return ERR_OK;
+}
+
+/* Replace the output matrix and what follows it. No id ends a text, because none is sampled. */
+static void model_pool(struct hf_config *c, const struct pooling *p)
+{
+    c->pooling = p;
+    c->n_words = c->n_vocab;
+    c->n_vocab = weights_pooling_rows(p, c->dim);
+    c->head_bias = false;
+    c->by.logits = 1.0f;
+    c->by.logits_cap = 0.0f;
+    c->n_eos = 0;
+}
+
+int model_choose_head(struct model *m, const struct model_options *o)
+{
+    if (o->pooling != NULL && o->pooling->kind != POOLING_NONE) {
+        model_pool(&m->config, o->pooling);
+        return ERR_OK;
+    }
+    if (!m->config.is_headless)
+        return ERR_OK;
+    log_error("model: %s has no output matrix, so it cannot generate: set runner to pooling",
+              o->dir);
+    return ERR_UNSUPPORTED;
 }
 
 /* The folder of a head is no model, and only some devices run one. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Pages of a model: reading, writing and copying them, and the sleep of its devices.
+ * Pages of a model: their number, reading, writing and copying them, and the sleep of its devices.
  *
  * A page of the engine is one page on each rank. In host memory the parts of the ranks lie where
  * model_cut_pages() has placed them; so a page has the same bytes whichever thread or process reads
@@ -13,8 +13,93 @@
 #include <string.h>
 
 #include "base/fault.h"
+#include "base/log.h"
 #include "base/must.h"
 #include "model/model_parts.h"
+
+#define PAGES_MAX 16777216 /* as num_pages allows */
+
+/* --- how many -------------------------------------------------------------------------------- */
+
+/* The bytes that a rank's GPU has left for pages: its share by gpu_memory_utilization, less the
+ * memory in use, that of other processes included. */
+static int model_rank_budget(struct device *d, double utilization, size_t *out)
+{
+    size_t free_bytes = 0, total_bytes = 0, used, allowed;
+    int rc = d->ops->free(d, &free_bytes, &total_bytes);
+
+    if (rc != ERR_OK)
+        return rc;
+    /* The setting is a share of the whole GPU, as in vLLM. */
+    used = total_bytes - free_bytes;
+    allowed = (size_t)((double)total_bytes * utilization);
+    *out = allowed > used ? allowed - used : 0;
+    return ERR_OK;
+}
+
+/* The number of KV pages that the memory holds. Every page has a part on each GPU, so the GPU with
+ * the least room for its parts decides. */
+static int model_pages_that_fit(struct model *m, const struct model_options *o, size_t *out)
+{
+    size_t least = SIZE_MAX;
+
+    if (!m->device->is_gpu) {
+        *out = o->cpu_kv_bytes / (m->shape.page_bytes + o->beside_bytes);
+        return ERR_OK;
+    }
+    for (int i = 0; i < m->ranks.n; i++) {
+        const struct rank *rank = &m->ranks.at[i];
+        size_t bytes;
+        int rc = model_rank_budget(rank->device, o->gpu_memory_utilization, &bytes);
+
+        if (rc != ERR_OK)
+            return rc;
+        if (rank->cache.page_bytes > 0 &&
+            bytes / (rank->cache.page_bytes + o->beside_bytes) < least)
+            least = bytes / (rank->cache.page_bytes + o->beside_bytes);
+    }
+    *out = least;
+    return ERR_OK;
+}
+
+/* The setting to name in a message on too few pages. */
+static const char *model_pages_setting(const struct model *m, const struct model_options *o)
+{
+    if (o->num_pages > 0)
+        return "num_pages";
+    if (m->device->is_gpu)
+        return "gpu_memory_utilization";
+    return "cpu_kv_bytes";
+}
+
+int model_choose_pages(struct model *m, const struct model_options *o)
+{
+    struct model_shape *shape = &m->shape;
+    size_t n = 0;
+    int rc = model_pages_that_fit(m, o, &n), len;
+
+    if (rc != ERR_OK)
+        return rc;
+    if (o->num_pages > 0)
+        n = (size_t)o->num_pages;
+    if (n > PAGES_MAX)
+        n = PAGES_MAX;
+    len = cache_tokens(&m->cache, (int)n, shape->max_model_len);
+    if (len == 0 || (len < shape->max_model_len && o->max_model_len > 0)) {
+        log_error("model: KV memory holds a text of %d tokens (%zu pages), max_model_len is %d; "
+                  "lower max_model_len or give more memory (%s)",
+                  len, n, shape->max_model_len, model_pages_setting(m, o));
+        return ERR_NO_MEMORY;
+    }
+    shape->n_pages = (int)n;
+    if (len < shape->max_model_len) {
+        log_warn("model: KV memory holds a text of %d tokens (%zu pages), the model could take %d: "
+                 "max_model_len is %d; raise %s for more",
+                 len, n, shape->max_model_len, len, model_pages_setting(m, o));
+        shape->max_model_len = len;
+    }
+    return ERR_OK;
+}
 
 /* --- places of a page ----------------------------------------------------------------------- */
 

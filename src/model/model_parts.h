@@ -74,7 +74,13 @@ struct model {
     bool is_sampled;                /* the step that began last has been sampled */
 };
 
-/* --- model_pages.c: orders of node 0 --- */
+/* --- model_pages.c --- */
+
+/* Choose n_pages. If the memory is too small for a text of max_model_len tokens, lower that length,
+ * unless it was asked for: then it is an error. ERR_NO_MEMORY (logged), ERR_GPU. */
+int model_choose_pages(struct model *m, const struct model_options *o) ERR_CHECKED;
+
+/* Orders of node 0. */
 int model_follow_page_out(struct model *m, const struct node_message *order);
 int model_follow_page_in(struct model *m, const struct node_message *order);
 int model_follow_page_copy(struct model *m, const struct node_message *order);
@@ -84,6 +90,9 @@ int model_follow_sleep(struct model *m, const struct node_message *order);
 
 /* Memory for the residuals that options ask for. ERR_UNSUPPORTED (logged), ERR_NO_MEMORY. */
 int model_alloc_taps(struct model *m, const struct model_options *o) ERR_CHECKED;
+
+/* The checkpoint's output matrix, or that of a model that pools. ERR_UNSUPPORTED (logged). */
+int model_choose_head(struct model *m, const struct model_options *o) ERR_CHECKED;
 
 /* May this folder be opened as it is asked for, on this device? ERR_UNSUPPORTED (logged). */
 int model_check_head(const struct model *m, const struct model_options *o) ERR_CHECKED;

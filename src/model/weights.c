@@ -715,6 +715,10 @@ static struct k_matrix weights_tied_head(const struct loader *l)
 static void weights_load_head(struct loader *l, const struct loader_tensors *tensor,
                               const struct loader_tensors *whole)
 {
+    if (l->c->pooling != NULL) {
+        weights_load_pooling(l, whole->patterns[0]);
+        return;
+    }
     if (l->c->tied && k_format_is_plain(&l->from->head)) {
         l->w->head = weights_tied_head(l);
         loader_adapt(l, &l->w->head,
@@ -732,7 +736,7 @@ static void weights_load_head(struct loader *l, const struct loader_tensors *ten
  * without an embedding has the target's. */
 static bool weights_has_embed(const struct loader *l)
 {
-    bool is_head = l->c->tied && k_format_is_plain(&l->from->head);
+    bool is_head = l->c->tied && k_format_is_plain(&l->from->head) && l->c->pooling == NULL;
 
     if (l->c->eagle.n_taps > 0 && l->files != NULL) {
         char name[400];
@@ -767,7 +771,7 @@ static int weights_lay_out(struct loader *l, int rank)
     struct loading in = {.l = l, .names = names, .dim = config->dim};
     const struct slice_shape words =
         slice_whole(config->n_vocab, config->n_vocab, config->dim, config->dim);
-    int n_words = config->eagle.n_taps > 0 ? config->eagle.n_words : config->n_vocab;
+    int n_words = hf_config_words(config);
     const struct loader_tensors embed =
         loader_tensor(names->embed, slice_whole(n_words, n_words, config->dim, config->dim));
     const char *head_name = config->tied ? names->embed : weights_head_name(l, names->head);

@@ -124,4 +124,8 @@ int weights_load(const struct weights_ranks *ranks, const struct hf_config *c,
                  const struct weights_source *from) ERR_CHECKED;
 void weights_fini(struct weights *w);
 
+/* The rows of the output matrix of a model that pools. */
+struct pooling;
+int weights_pooling_rows(const struct pooling *p, int dim);
+
 #endif

@@ -28,6 +28,11 @@ void weights_load_eagle(const struct loading *in);
 /* Elements of the rows that a layer's mixer reads. */
 int weights_mixer_cols(const struct loading *in);
 
+/* --- weights_pooling.c --- */
+
+/* The output matrix of a model that pools, in place of the checkpoint's. head_name: of that one. */
+void weights_load_pooling(struct loader *l, const char *head_name);
+
 /* --- weights_latent.c --- */
 
 /* A layer of latent attention. */

@@ -28,29 +28,35 @@ struct shape {
     int n_long, long_; /* and of this one */
     int n_layers;
     int n_heads, n_kv_heads, head_dim;
-    int window; /* with sinks; 0: all tokens, without */
+    int window;    /* with sinks; 0: all tokens, without */
+    int value_dim; /* of latents, whose values begin their keys; 0: values of their own */
 };
 
 static const struct shape shapes[] = {
-    {"64 x 8192", 64, 8192, 0, 0, 2, 32, 8, 128, 0},
-    {"131072 + 31 x 4096", 31, 4096, 1, 131072, 4, 32, 8, 128, 0},
-    {"256 x 1536", 256, 1536, 0, 0, 2, 32, 8, 128, 0},
-    {"256 x 100", 256, 100, 0, 0, 8, 32, 8, 128, 0},
-    {"16 x 1024", 16, 1024, 0, 0, 16, 32, 8, 128, 0},
-    {"1 x 128", 1, 128, 0, 0, 64, 32, 8, 128, 0},
-    {"1 x 1024", 1, 1024, 0, 0, 64, 32, 8, 128, 0},
-    {"1 x 8192", 1, 8192, 0, 0, 32, 32, 8, 128, 0},
-    {"1 x 131072", 1, 131072, 0, 0, 4, 32, 8, 128, 0},
-    {"64 x 4096, 64/8 x 128", 64, 4096, 0, 0, 2, 64, 8, 128, 0},
-    {"64 x 4096, 16/1 x 128", 64, 4096, 0, 0, 8, 16, 1, 128, 0},
-    {"64 x 4096, 32/8 x 64", 64, 4096, 0, 0, 4, 32, 8, 64, 0},
-    {"64 x 4096, 32/8 x 80", 64, 4096, 0, 0, 4, 32, 8, 80, 0},
-    {"64 x 4096, 32/32 x 96", 64, 4096, 0, 0, 1, 32, 32, 96, 0},
-    {"64 x 4096, 8/4 x 256", 64, 4096, 0, 0, 2, 8, 4, 256, 0},
-    {"64 x 8192, last 128, 64/8 x 64", 64, 8192, 0, 0, 12, 64, 8, 64, 128},
-    {"64 x 4096, 16/2 x 512", 64, 4096, 0, 0, 2, 16, 2, 512, 0},
-    {"1 x 1024, 16/2 x 512", 1, 1024, 0, 0, 32, 16, 2, 512, 0},
-    {"1 x 32768, 16/2 x 512", 1, 32768, 0, 0, 8, 16, 2, 512, 0},
+    {"64 x 8192", 64, 8192, 0, 0, 2, 32, 8, 128, 0, 0},
+    {"131072 + 31 x 4096", 31, 4096, 1, 131072, 4, 32, 8, 128, 0, 0},
+    {"256 x 1536", 256, 1536, 0, 0, 2, 32, 8, 128, 0, 0},
+    {"256 x 100", 256, 100, 0, 0, 8, 32, 8, 128, 0, 0},
+    {"16 x 1024", 16, 1024, 0, 0, 16, 32, 8, 128, 0, 0},
+    {"1 x 128", 1, 128, 0, 0, 64, 32, 8, 128, 0, 0},
+    {"1 x 1024", 1, 1024, 0, 0, 64, 32, 8, 128, 0, 0},
+    {"1 x 8192", 1, 8192, 0, 0, 32, 32, 8, 128, 0, 0},
+    {"1 x 131072", 1, 131072, 0, 0, 4, 32, 8, 128, 0, 0},
+    {"64 x 4096, 64/8 x 128", 64, 4096, 0, 0, 2, 64, 8, 128, 0, 0},
+    {"64 x 4096, 16/1 x 128", 64, 4096, 0, 0, 8, 16, 1, 128, 0, 0},
+    {"64 x 4096, 32/8 x 64", 64, 4096, 0, 0, 4, 32, 8, 64, 0, 0},
+    {"64 x 4096, 32/8 x 80", 64, 4096, 0, 0, 4, 32, 8, 80, 0, 0},
+    {"64 x 4096, 32/32 x 96", 64, 4096, 0, 0, 1, 32, 32, 96, 0, 0},
+    {"64 x 4096, 8/4 x 256", 64, 4096, 0, 0, 2, 8, 4, 256, 0, 0},
+    {"64 x 8192, last 128, 64/8 x 64", 64, 8192, 0, 0, 12, 64, 8, 64, 128, 0},
+    {"64 x 4096, 16/2 x 512", 64, 4096, 0, 0, 2, 16, 2, 512, 0, 0},
+    {"1 x 1024, 16/2 x 512", 1, 1024, 0, 0, 32, 16, 2, 512, 0, 0},
+    {"1 x 32768, 16/2 x 512", 1, 32768, 0, 0, 8, 16, 2, 512, 0, 0},
+    {"64 x 4096, 128 latent", 64, 4096, 0, 0, 4, 128, 1, 576, 0, 512},
+    {"64 x 4096, 20 latent", 64, 4096, 0, 0, 4, 20, 1, 576, 0, 512},
+    {"256 x 1536, 20 latent", 256, 1536, 0, 0, 4, 20, 1, 576, 0, 512},
+    {"1 x 1024, 20 latent", 1, 1024, 0, 0, 64, 20, 1, 576, 0, 512},
+    {"1 x 131072, 20 latent", 1, 131072, 0, 0, 4, 20, 1, 576, 0, 512},
 };
 
 struct bench {
@@ -119,6 +125,12 @@ static void *random_pages(size_t bytes, enum k_type type)
     return p;
 }
 
+/* Keys and values. */
+static int kinds_of(const struct shape *s)
+{
+    return s->value_dim > 0 ? 1 : 2;
+}
+
 static int length_of(const struct shape *s, int i)
 {
     return i < s->n_long ? s->long_ : s->len;
@@ -160,7 +172,7 @@ static void open_tokens(struct bench *b, int page_tokens)
                              .n_tokens = n,
                              .n_seqs = n,
                              .pages_max = pages_max};
-    b->kv.layer_elems = (size_t)(2 * s->n_kv_heads * page_tokens) * (size_t)s->head_dim;
+    b->kv.layer_elems = (size_t)(kinds_of(s) * s->n_kv_heads * page_tokens) * (size_t)s->head_dim;
     b->kv.page_elems = b->kv.layer_elems * (size_t)s->n_layers;
     b->kv.pages = random_pages(b->kv.page_elems * (size_t)n_pages * (b->kv.type == K_BF16 ? 2 : 1),
                                b->kv.type);
@@ -178,11 +190,14 @@ static void bench_open(struct bench *b, int page_tokens, enum k_type type)
                           .head_dim = s->head_dim,
                           .page_tokens = page_tokens,
                           .window = s->window,
+                          .value_dim = s->value_dim,
+                          .is_shared = s->value_dim > 0,
                           .type = type,
                           .k_scale = 1.0f,
                           .v_scale = 1.0f};
     open_tokens(b, page_tokens);
-    b->kv_bytes *= 2 * (size_t)(s->n_kv_heads * s->head_dim) * (type == K_BF16 ? 2 : 1);
+    b->kv_bytes *=
+        (size_t)kinds_of(s) * (size_t)(s->n_kv_heads * s->head_dim) * (type == K_BF16 ? 2 : 1);
     b->qkv = alloc((size_t)n * width * 2);
     bench_must(k_fill_random(b->qkv, (size_t)n * width, 1.0f, 1, NULL), "queries");
     b->out = alloc((size_t)n * width * 2);
@@ -281,6 +296,10 @@ static void bench(const struct shape *s, int page_tokens, enum k_type type, int 
     normed = s->head_dim == 128 ? time_of(&b, ATTEND_NORMED) : (double)NAN;
     read = time_of(&b, READ);
     plan = time_of(&b, PLAN);
+    if (s->value_dim > 0)
+        printf("%-22s %.0f TFLOP/s\n", s->name,
+               (double)b.kv_bytes / s->head_dim / (type == K_BF16 ? 2 : 1) * s->n_heads * 2 *
+                   (s->head_dim + s->value_dim) / us * 1e-6);
     printf("%-22s pages %2d %s  %8.2f us  %.3f of 4.65 TB/s  %.3f of a read (%.2f us)  "
            "turned %.2f  overlapped %.2f  with norms %.2f  plan %.2f\n",
            s->name, page_tokens, type == K_BF16 ? "bf16" : "e4m3", us,
@@ -301,7 +320,8 @@ int main(int argc, char **argv)
         rounds = 20;
     for (size_t i = first; i < first + n_shapes && i < sizeof shapes / sizeof shapes[0]; i++) {
         bench(&shapes[i], 16, K_BF16, rounds);
-        bench(&shapes[i], 16, K_E4M3, rounds);
+        if (shapes[i].value_dim == 0)
+            bench(&shapes[i], 16, K_E4M3, rounds);
         if (i < 2) { /* pages of another size, too */
             bench(&shapes[i], 64, K_BF16, rounds);
             bench(&shapes[i], 64, K_E4M3, rounds);

@@ -502,8 +502,8 @@ def bad_requests(s):
     refuse(s, CHAT, s.chat("Hello", max_tokens=5, min_tokens=6), 400, "min_tokens")
 
     refuse(s, CHAT, s.chat("Hello", model="gpt"), 404, "model", "model_not_found", "wrong model")
-    refuse(s, "/v1/embeddings", {"input": "a"}, 404, None, name="wrong path")
-    refuse(s, "/v1/embeddings", b"x" * 5000000, 404, None, name="wrong path with 5 MB")
+    refuse(s, "/v1/audio/speech", {"input": "a"}, 404, None, name="wrong path")
+    refuse(s, "/v1/audio/speech", b"x" * 5000000, 404, None, name="wrong path with 5 MB")
     refuse(s, CHAT, None, 405, None, name="GET of chat", method="GET")
     refuse(s, "/v1/models", {}, 405, None, name="POST to models")
     refuse(s, "/v1/models", b"x" * 5000000, 405, None, name="POST of 5 MB to models")

@@ -357,6 +357,22 @@ with tap.section("kept responses"), tempfile.TemporaryDirectory() as folder, \
         model=MODEL_NAME, input="Hello", previous_response_id=r.id), "nor gone on from",
         code="previous_response_not_found", param="previous_response_id")
 
+with tap.section("vectors"), Stack(engine=["--runner", "pooling"], front=["--runner", "pooling"]) as s:
+    c = client_of(s)
+    # The client asks for base64 and decodes it, unless a format is given.
+    coded = c.embeddings.create(model=MODEL_NAME, input=["Hello", "Bonjour"])
+    plain = c.embeddings.create(model=MODEL_NAME, input=["Hello", "Bonjour"], encoding_format="float")
+    vectors = [[d.embedding for d in r.data] for r in (coded, plain)]
+    tap.ok(len(vectors[0]) == 2 and len(vectors[0][0]) == 256 and
+           max(abs(a - b) for v, w in zip(*vectors) for a, b in zip(v, w)) < 1e-8 and
+           coded.usage.prompt_tokens == coded.usage.total_tokens > 1, "embeddings.create(), in both encodings")
+    raises(openai.BadRequestError, 400,
+           lambda: c.embeddings.create(model=MODEL_NAME, input="Hello", dimensions=8), "dimensions",
+           param="dimensions")
+    raises(openai.BadRequestError, 400,
+           lambda: c.chat.completions.create(model=MODEL_NAME, messages=hello), "a chat with a model that pools",
+           code="unsupported")
+
 with tap.section("keys"), Stack() as s:
     raises(openai.AuthenticationError, 401, lambda: client_of(s, api_key="sk-wrong").models.list(),
            "a wrong key", code="invalid_api_key")

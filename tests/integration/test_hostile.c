@@ -209,7 +209,7 @@ static void test_beyond(struct peer *honest)
     struct wire_request power = {
         .n_tokens = 1, .task = WIRE_POWER, .power = {.action = WIRE_WAKE + 1}};
 
-    struct wire_request adapted = r;
+    struct wire_request adapted = r, pooled = r;
     struct wire_request adapter = {
         .n_tokens = 1, .task = WIRE_ADAPTER, .change = {.action = WIRE_UNLOAD_ADAPTER + 1}};
 
@@ -225,6 +225,10 @@ static void test_beyond(struct peer *honest)
     adapted.n_tokens = adapted.generate.n_prompt = 4;
     memset(adapted.adapter, 7, sizeof adapted.adapter);
     is_int(peer_error(&p, adapted, ids + 4), ERR_NO_ADAPTER, "an adapter that is not loaded");
+    pooled.n_tokens = pooled.generate.n_prompt = 4;
+    pooled.generate.max_tokens = 1;
+    pooled.generate.pooling = WIRE_POOL_MEAN;
+    is_int(peer_error(&p, pooled, ids + 4), ERR_INVALID, "a row of a model that generates");
     r.generate.sampling.top_p = 1.5f;
     is_int(peer_error(&p, r, ids + 4), ERR_INVALID, "a sampling parameter outside its range");
     peer_close(&p);

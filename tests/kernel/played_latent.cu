@@ -36,8 +36,8 @@ int played_latent(const struct played_latent *of)
     play.fault = NULL;
     if (k_latent_keys(of->rows, &of->l, &of->kv, &of->t, NULL) != 0 ||
         k_latent_queries(of->absorbed, of->queries, &of->l, &of->t, NULL) != 0 ||
-        k_attn_latents(of->sums, of->absorbed, &of->kv, &of->t, &of->plan, of->l.shape.n_heads,
-                       of->scale, NULL) != 0 ||
+        k_attn_latents_plain(of->sums, of->absorbed, &of->kv, &of->t, &of->plan,
+                             of->l.shape.n_heads, of->scale, NULL) != 0 ||
         k_latent_values(of->out, of->sums, &of->l, &of->t, NULL) != 0)
         return -1;
     return play.fault == NULL ? 0 : -1;

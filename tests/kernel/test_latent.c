@@ -135,6 +135,8 @@ static void make_plan(struct latent_case *c)
     c->plan.tile_seqs = gpu_array(c->tile_seqs, sizeof c->tile_seqs);
     c->plan.tile_starts = gpu_array(c->tile_starts, sizeof c->tile_starts);
     c->plan.decode_seqs = gpu_array(c->decode_seqs, sizeof c->decode_seqs);
+    c->plan.schedule = gpu_array(NULL, k_attn_schedule_bytes(c->plan.n_decodes));
+    c->plan.work = gpu_array(NULL, k_attn_work_bytes(c->row, c->host.shape.n_heads, 1));
 }
 
 static void check_keys(struct latent_case *c)
@@ -180,6 +182,7 @@ static void check_attention(struct latent_case *c, const k_bf16 *queries, const 
 
     for (size_t k = 0; k < n; k++)
         want[k] = unwritten();
+    gpu_must(k_attn_schedule(&c->plan, &c->dkv, &c->dt, s->n_heads, device_cuda_stream(gpu)));
     gpu_must(k_attn(out, queries, &c->dkv, &c->dt, &c->plan, s->n_heads, scale,
                     device_cuda_stream(gpu)));
     for (int token = 0; token < c->n_tokens; token++) {

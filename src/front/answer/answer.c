@@ -18,6 +18,7 @@
 #include "base/must.h"
 #include "front/answer/blocks.h"
 #include "front/answer/logprobs.h"
+#include "front/answer/pooled.h"
 #include "text/template/chat.h"
 
 /* The beginning of every answer and event. */
@@ -557,6 +558,11 @@ void answer_end(struct exchange *x, struct gen *g)
     must(g->exchange == x);
     must(x->n_finished < x->n_gens);
     x->n_finished++;
+    if (x->pooled != NULL) {
+        if (x->n_finished == x->n_gens)
+            pooled_reply(x);
+        return;
+    }
     answer_rest(x, g);
     if (x->shape == SHAPE_TOKENS) {
         answer_tokens_end(x, g);

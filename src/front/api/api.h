@@ -17,6 +17,11 @@ api_fn api_completions;    /* POST /v1/completions */
 api_fn api_render;         /* POST /v1/chat/completions/render, /v1/completions/render */
 api_fn api_derender;       /* POST /v1/chat/completions/derender, /v1/completions/derender */
 api_fn api_generate;       /* POST /inference/v1/generate */
+api_fn api_embeddings;     /* POST /v1/embeddings */
+api_fn api_pooling;        /* POST /pooling */
+api_fn api_classify;       /* POST /classify */
+api_fn api_score;          /* POST /score, /v1/score */
+api_fn api_rerank;         /* POST /rerank, /v1/rerank, /v2/rerank */
 api_fn api_tokenize;       /* POST /tokenize */
 api_fn api_detokenize;     /* POST /detokenize */
 api_fn api_models;         /* GET /v1/models, /v1/models/NAME */

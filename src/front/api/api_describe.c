@@ -113,6 +113,8 @@ void api_invocations(struct front *f, struct exchange *x, const struct json *bod
         api_chat(f, x, body);
     else if (json_get(body, "prompt") != NULL)
         api_completions(f, x, body);
+    else if (json_get(body, "input") != NULL && x->served->pooling.kind != POOLING_NONE)
+        api_embeddings(f, x, body);
     else if (json_get(body, "input") != NULL)
         api_invoke_responses(f, x, body);
     else

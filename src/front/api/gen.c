@@ -19,6 +19,7 @@
 #include "base/must.h"
 #include "front/answer/answer.h"
 #include "front/answer/beams.h"
+#include "front/answer/pooled.h"
 #include "front/api/api.h"
 #include "front/request/fields.h"
 #include "front/request/policy.h"
@@ -44,6 +45,8 @@ static const char *gen_id_prefix(const struct exchange *x)
     case SHAPE_KSERVE:
     case SHAPE_OPENAI: break;
     }
+    if (x->pooled != NULL)
+        return pooled_id_prefix(x->pooled->answer);
     if (x->format == EXCHANGE_CHAT)
         return "chatcmpl-";
     return "cmpl-";
@@ -82,7 +85,7 @@ static int gen_listen(struct exchange *x, struct gen *g, const struct fields *fi
                                     .only_calls = form_forces(&fields->form),
                                     .tools = fields->form.tools};
 
-    if (x->format != EXCHANGE_CHAT || x->shape == SHAPE_TOKENS ||
+    if (x->format != EXCHANGE_CHAT || x->shape == SHAPE_TOKENS || x->pooled != NULL ||
         (x->shape == SHAPE_OPENAI && options.format == REPLY_PLAIN &&
          options.reasoning == REPLY_NO_REASONING))
         return ERR_OK;
@@ -174,16 +177,32 @@ static int gen_make(struct exchange *x, int i, struct fields *fields)
     return rc;
 }
 
+/* A model that pools generates nothing. Its endpoints have asked the reverse. False after an error
+ * answer. */
+static bool gen_has_model(struct exchange *x)
+{
+    if (x->pooled != NULL || x->served->pooling.kind == POOLING_NONE)
+        return true;
+    exchange_reply_error(x, ERR_UNSUPPORTED,
+                         "The model does not support this API: it turns texts into vectors or "
+                         "scores (runner = pooling), for /v1/embeddings, /pooling, /score and "
+                         "/rerank",
+                         "model", 0);
+    return false;
+}
+
 /* From the fields to generations without tokens. A field's error is answered here, so the endpoints
  * only go on if this returns true. */
 bool gen_prepare(struct front *f, struct exchange *x, const struct json *body,
                  enum exchange_format format, int n_prompts)
 {
+    int n_gens, most = x->pooled != NULL ? POOLED_TEXTS_MAX : (int)f->settings.max_choices;
     struct fields fields;
     char why[128];
-    int n_gens;
 
     must(n_prompts > 0);
+    if (!gen_has_model(x))
+        return false;
     x->format = format;
     x->model = x->adapter != NULL ? x->adapter : x->served->model_name;
     x->role = x->served->settings.response_role;
@@ -192,10 +211,10 @@ bool gen_prepare(struct front *f, struct exchange *x, const struct json *body,
         return false;
     /* n is at most 128 and n_prompts at most max_choices, so this does not overflow. */
     n_gens = n_prompts * x->n;
-    if (n_gens > f->settings.max_choices) {
+    if (n_gens > most) {
         (void)snprintf(why, sizeof why, "%d prompts with %d choices each are more than %d",
-                       n_prompts, x->n, (int)f->settings.max_choices);
-        exchange_reply_error(x, ERR_INVALID, why, "n", 0);
+                       n_prompts, x->n, most);
+        exchange_reply_error(x, ERR_INVALID, why, x->pooled != NULL ? x->pooled->param : "n", 0);
         return false;
     }
     gen_name(x);

@@ -87,6 +87,7 @@ struct brought {
 };
 
 struct link;
+struct pooled;
 struct served;
 
 /* One continuation of one prompt. The front holds the prompt and all output tokens so far, so that
@@ -119,7 +120,7 @@ struct gen {
     struct speech *speech;        /* parts of a chat's reply, in the arena; NULL: plain text */
     uint32_t n_said;              /* output tokens whose ids were sent (return_token_ids) */
     struct buf told, prompt_told; /* log probabilities (logprobs.h) of output and prompt */
-    struct buf row;               /* floats received of a token's whole row */
+    struct buf row;               /* floats received of a whole row: a token's, or a pooled one */
     struct buf facts;             /* of an operator's request: struct wire_out each */
     size_t told_whole;            /* bytes of told whose tokens have arrived */
     size_t told_written;          /* bytes of told that are in the answer */
@@ -148,6 +149,8 @@ struct exchange {
     enum exchange_shape shape;  /* of answers and errors; set by the route */
     const struct json *request; /* the request, where the answer repeats parts of it; in the
                                  * arena */
+    struct pooled *pooled;      /* the answer is made of rows of numbers (answer/pooled.h), in the
+                                 * arena; NULL: of tokens */
     struct beams *beams;        /* state of a beam search, in the arena; NULL: tokens are sampled */
     void (*on_free)(struct exchange *x); /* frees the beams' memory outside the arena; or NULL */
     struct keeping *keeping; /* kept.h, in the arena; NULL: the response is not stored */
@@ -207,9 +210,12 @@ struct exchange {
     struct exchange *prev, *next;
 };
 
-/* Tokens that the prompt must leave room for: max_tokens, or 1 when it may be reduced. */
+/* Tokens that the prompt must leave room for: max_tokens, or 1 when it may be reduced; none where
+ * no token follows. */
 static inline uint64_t exchange_least_answer(const struct exchange *x)
 {
+    if (x->pooled != NULL)
+        return 0;
     if (x->max_tokens_given && !x->max_tokens_bends)
         return x->max_tokens;
     return 1;

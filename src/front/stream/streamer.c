@@ -248,7 +248,11 @@ static bool streamer_waited(const struct streamer *s, const struct exchange *x)
         wait_us = (uint64_t)x->served->settings.wake_timeout_s * 1000000u;
     if (engines_drain(&x->served->engines))
         return false;
-
+    /* Texts of a request that wait for the slots of others. */
+    for (int i = 0; i < x->n_gens && x->pooled != NULL; i++) {
+        if (x->gens[i].slot >= 0)
+            return false;
+    }
     for (int i = 0; i < x->n_gens; i++) {
         if (x->gens[i].waiting && s->now_us - x->gens[i].wait_us > wait_us)
             return true;

@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "base/must.h"
 #include "base/service.h"
+#include "front/answer/pooled.h"
 #include "front/stream/streamer_parts.h"
 
 #define STREAMER_YIELD_US 1000000 /* us before an unfinished request is given to another front */
@@ -24,6 +25,9 @@ static bool streamer_said_all(const struct gen *g, struct wire_out *o)
     size_t longest = g->link->engine.max_model_len - g->n_prompt;
 
     must(g->tokens.len >= g->n_prompt);
+    *o = (struct wire_out){.kind = WIRE_FINISHED, .finish = WIRE_FIN_STOP};
+    if (x->pooled != NULL)
+        return pooled_is_whole(g);
     if (x->max_tokens_given && x->max_tokens < longest)
         longest = x->max_tokens;
     *o = (struct wire_out){.kind = WIRE_FINISHED, .finish = WIRE_FIN_LENGTH};

@@ -9,6 +9,7 @@
 #include "front/answer/answer.h"
 #include "front/answer/beams.h"
 #include "front/answer/logprobs.h"
+#include "front/answer/pooled.h"
 #include "front/api/cache.h"
 #include "front/api/health.h"
 #include "front/stream/streamer_parts.h"
@@ -93,6 +94,10 @@ void streamer_finished(struct streamer *s, struct gen *g, const struct wire_out 
         streamer_go_on(s, g);
         return;
     }
+    if (o->finish == WIRE_FIN_ERROR && o->value == ERR_OVERLOADED && streamer_has_others(g)) {
+        streamer_go_on(s, g);
+        return;
+    }
     if (o->finish != WIRE_FIN_STOP && o->finish != WIRE_FIN_LENGTH) {
         x->retry_after_s = o->retry_after_s;
         streamer_fail(s, x, o->finish == WIRE_FIN_ERROR ? o->value : ERR_INTERNAL, why, NULL);
@@ -108,6 +113,14 @@ void streamer_finished(struct streamer *s, struct gen *g, const struct wire_out 
     }
     if (x->beams != NULL) {
         streamer_beam(s, g);
+        return;
+    }
+    if (x->pooled != NULL) {
+        g->finish = GEN_STOP;
+        if (pooled_is_whole(g))
+            answer_end(x, g);
+        else
+            streamer_fail(s, x, ERR_INTERNAL, NULL, NULL);
         return;
     }
     (void)detok_finish(&g->detok, &g->text);
@@ -165,7 +178,7 @@ static bool streamer_was_refused(struct streamer *s, struct exchange *x)
 
         if (g->slot < 0 || !lane_peek(&g->link->lane, (uint32_t)g->slot, &record) ||
             record.kind != WIRE_FINISHED || record.finish != WIRE_FIN_ERROR ||
-            record.value == ERR_DRAINING)
+            record.value == ERR_DRAINING || streamer_has_others(g))
             continue;
         (void)lane_record(&g->link->lane, (uint32_t)g->slot,
                           &record); /* take the record that was looked at */
@@ -173,6 +186,17 @@ static bool streamer_was_refused(struct streamer *s, struct exchange *x)
         return true;
     }
     return false;
+}
+
+/* A piece of a row: of logits, or of a pooled answer. A probe only waits for its end. */
+static void streamer_row(struct gen *g, const struct wire_out *o)
+{
+    const struct wire_welcome *engine = &g->link->engine;
+
+    if (g->exchange->pooled != NULL)
+        pooled_row(g, o, engine->n_pooled);
+    else if (engine->n_pooled == 0)
+        logprobs_row(g, o, engine->n_vocab);
 }
 
 /* One record of a generation that is not cancelled. */
@@ -197,7 +221,7 @@ static void streamer_record(struct streamer *s, struct gen *g, const struct wire
     case WIRE_CHOSEN:
     case WIRE_TOP: logprobs_record(g, o); break;
     case WIRE_PROMPT_ROW:
-    case WIRE_ROW: logprobs_row(g, o, g->link->engine.n_vocab); break;
+    case WIRE_ROW: streamer_row(g, o); break;
     case WIRE_FACT:
     case WIRE_TEXT: cache_fact(g, o); break;
     }

@@ -73,6 +73,10 @@ void streamer_submit_rest(struct streamer *s, const struct served *m);
  * submits it if there is one. */
 void streamer_go_on(struct streamer *s, struct gen *g);
 
+/* One request may have more texts than there is room for: those without wait for the others, whose
+ * ends make room. True: g is such a text, and others of its request run or have their answer. */
+bool streamer_has_others(const struct gen *g);
+
 /* --- streamer_lane.c --- */
 
 void streamer_lane(struct streamer *s, struct link *l);                /* all slots with records */

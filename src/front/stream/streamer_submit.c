@@ -17,6 +17,7 @@
 #include "front/answer/answer.h"
 #include "front/answer/beams.h"
 #include "front/answer/logprobs.h"
+#include "front/answer/pooled.h"
 #include "front/stream/streamer_parts.h"
 
 /* Put a generation on the waiting list. Those whose answer has begun come first: their clients
@@ -60,11 +61,43 @@ static bool streamer_goes_on_with(const struct gen *g)
     return g->n_submits > 0 || g->tokens.len > g->n_prompt || g->exchange->head_sent;
 }
 
+bool streamer_has_others(const struct gen *g)
+{
+    const struct exchange *x = g->exchange;
+    bool has = false;
+
+    for (int i = 0; i < x->n_gens && x->pooled != NULL; i++)
+        has =
+            has || (&x->gens[i] != g && (x->gens[i].slot >= 0 || x->gens[i].finish != GEN_RUNNING));
+    return has;
+}
+
 /* Count a refusal for the metrics. A generation that goes on is not refused, only delayed. */
 static void streamer_count_refused(const struct gen *g, enum wire_refusal why)
 {
-    if (!streamer_goes_on_with(g))
+    if (!streamer_goes_on_with(g) && !streamer_has_others(g))
         link_count_refused(g->link, why);
+}
+
+/* The same for an answer that is pooled. */
+static int streamer_check_pooled(const struct gen *g, struct reason *reason)
+{
+    const struct pooled *p = g->exchange->pooled;
+    uint32_t n = g->link->engine.n_pooled;
+
+    reason->param = p->param;
+    if (n == 0) {
+        (void)snprintf(reason->text, sizeof reason->text,
+                       "the engine generates text: its settings (runner, task) are not those of "
+                       "this front");
+        return ERR_UNSUPPORTED;
+    }
+    if (p->model->kind == POOLING_EMBED && p->dimensions > 0 && (uint32_t)p->dimensions > n) {
+        reason->param = "dimensions";
+        (void)snprintf(reason->text, sizeof reason->text, "'dimensions' must be at most %u", n);
+        return ERR_INVALID;
+    }
+    return ERR_OK;
 }
 
 /* The checks that need values of the engine's welcome. ERR_OK, or an error with a sentence in
@@ -75,9 +108,12 @@ static int streamer_check(const struct gen *g, struct reason *reason)
     const struct exchange *x = g->exchange;
     uint64_t longest = welcome->max_model_len;
     uint64_t more = exchange_least_answer(x);
+    int rc;
 
     must(g->tokens.len >= g->n_prompt);
     reason->param = x->format == EXCHANGE_CHAT ? "messages" : "prompt";
+    if (x->pooled != NULL && (rc = streamer_check_pooled(g, reason)) != ERR_OK)
+        return rc;
     if (g->n_prompt + more > longest) {
         (void)snprintf(reason->text, sizeof reason->text,
                        "This model's maximum context length is %llu tokens. However, you "
@@ -137,7 +173,7 @@ static void streamer_fill_generate(const struct gen *g, uint32_t automaton, stru
     const struct exchange *x = g->exchange;
     uint32_t n_vocab = g->link->engine.n_vocab;
 
-    must(g->n_prompt < g->link->engine.max_model_len);
+    must(g->n_prompt + exchange_least_answer(x) <= g->link->engine.max_model_len);
 
     if (r->n_logprobs > WIRE_LOGPROBS_MAX && r->n_logprobs > n_vocab)
         r->n_logprobs = n_vocab;
@@ -150,6 +186,10 @@ static void streamer_fill_generate(const struct gen *g, uint32_t automaton, stru
     r->max_tokens = g->link->engine.max_model_len - g->n_prompt; /* above 0: streamer_check() */
     if (x->max_tokens_given && x->max_tokens < r->max_tokens)
         r->max_tokens = x->max_tokens;
+    if (x->pooled != NULL)
+        r->max_tokens = 1;
+    if (x->probe && g->link->engine.n_pooled > 0)
+        r->pooling = WIRE_POOL_LAST;
     /* A beam asks for one token per step. */
     if (x->beams != NULL) {
         r->max_tokens = beams_max_tokens(g);
@@ -304,7 +344,7 @@ static void streamer_submit_one(struct streamer *s, struct gen *g)
         streamer_wait_add(s, g, GEN_WANTS_VOCABULARY);
     else if (rc == ERR_ENGINE_GONE)
         streamer_wait_add(s, g, GEN_WANTS_ENGINE);
-    else if (rc == ERR_OVERLOADED && streamer_goes_on_with(g))
+    else if (rc == ERR_OVERLOADED && (streamer_goes_on_with(g) || streamer_has_others(g)))
         streamer_wait_add(s, g, GEN_WANTS_ROOM);
     else if (rc != ERR_OK)
         streamer_fail(s, x, rc, reason.text, reason.param);

@@ -32,6 +32,7 @@ struct world_options {
     int n_seqs;                                           /* at once; 0: 4 */
     int n_queued_reqs, n_queued_tokens, n_lanes, n_pages; /* 0: 8, no bound, 2, 400 */
     const char *drafts;                                   /* speculative_config; NULL: none */
+    bool pools;                                           /* vectors, in place of tokens */
 };
 
 struct world {
@@ -66,7 +67,7 @@ struct answer {
 
 /* --- the engine ------------------------------------------------------------------------------- */
 
-static struct model *world_model(const struct settings *s)
+static struct model *world_model(const struct settings *s, const struct pooling *pooling)
 {
     struct model_options options = {.dir = s->model,
                                     .device = "cpu",
@@ -75,7 +76,8 @@ static struct model *world_model(const struct settings *s)
                                     .page_tokens = s->page_tokens,
                                     .max_num_seqs = s->max_num_seqs,
                                     .max_num_batched_tokens = s->max_num_batched_tokens,
-                                    .num_pages = s->num_pages};
+                                    .num_pages = s->num_pages,
+                                    .pooling = pooling};
     struct model *m = NULL;
 
     must_ok(model_open(&m, &options));
@@ -160,12 +162,14 @@ static inline struct world *world_open(struct world_options o)
     e->settings.num_pages = world_or(o.n_pages, 400);
     e->settings.queue_timeout_s = 300;
     e->now_us = clock_us();
-    e->model = world_model(&e->settings);
-    w->oracle = world_model(&e->settings);
+    if (o.pools)
+        e->pooling = (struct pooling){.kind = POOLING_EMBED, .sigma = 1.0};
+    e->model = world_model(&e->settings, &e->pooling);
+    w->oracle = world_model(&e->settings, &e->pooling);
     run_init(&w->run, w->oracle);
     w->shape = *model_shape(e->model);
     e->shape = &w->shape;
-    must_ok(w->shape.n_vocab != WORLD_VOCAB || w->shape.max_model_len != WORLD_LEN);
+    must_ok(w->shape.n_words != WORLD_VOCAB || w->shape.max_model_len != WORLD_LEN);
     if (o.drafts != NULL)
         must_ok(draft_read_options(&e->drafts, o.drafts, why, sizeof why));
     world_open_queues(e);
