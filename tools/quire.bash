@@ -179,14 +179,14 @@ _quire() {
             --master-port --max-body-bytes --max-choices --max-cpu-loras --max-lanes
             --max-logprobs --max-lora-rank --max-loras --max-model-len --max-num-batched-tokens
             --max-num-queued-reqs --max-num-queued-tokens --max-num-seqs --max-stop-strings
-            --model --models-dir --models-max --models-run --nnodes --no --node-rank
-            --num-pages --override-generation-config --override-pooler-config --page-tokens
-            --pipeline-parallel-size --pooler-config --port --quantization --queue-timeout-s
-            --reasoning-parser --response-role --responses-bytes --responses-days
-            --responses-dir --return-tokens-as-token-ids --runner --served-model-name
-            --sleep-after-s --speculative-config --split-special-tokens --ssl-certfile
-            --ssl-keyfile --task --tensor-parallel-size --tokenizer-cache-dir
-            --tool-call-parser --uds --wake-timeout-s"
+            --metrics-from --model --models-dir --models-max --models-run --nnodes --no
+            --no-page --node-rank --num-pages --override-generation-config
+            --override-pooler-config --page-tokens --pipeline-parallel-size --pooler-config
+            --port --quantization --queue-timeout-s --reasoning-parser --response-role
+            --responses-bytes --responses-days --responses-dir --return-tokens-as-token-ids
+            --runner --served-model-name --sleep-after-s --speculative-config
+            --split-special-tokens --ssl-certfile --ssl-keyfile --task --tensor-parallel-size
+            --tokenizer-cache-dir --tool-call-parser --uds --wake-timeout-s"
         ;;
     *,top)
         words="

@@ -374,6 +374,8 @@ static void serve_ask_health(struct serve *s)
     s->phase = SERVE_READY;
     printf("ready: %s  (%s %s; Ctrl-C ends it)\n", s->url,
            serve_models_are_many(s) ? "models" : "model", s->wishes.name);
+    if (!s->wishes.has_no_page && s->wishes.uds[0] == '\0') /* the address without its /v1 */
+        serve_say("a page for browsers: %.*s/", (int)strlen(s->url) - 3, s->url);
     (void)fflush(stdout);
 }
 

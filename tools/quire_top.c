@@ -120,10 +120,10 @@ static void top_print(const struct top *t, const struct wire_stats *s, double pa
     printf("between tokens at most %.0f ms: %.1f%% of steps limited; %.1f%% foretold within 10%%\n",
            top_value(s, METRIC_itl_target_ms), top_share(t, s, METRIC_steps_limited, METRIC_steps),
            top_foretold(t, s));
-    printf("pages: device %.0f of %.0f in use, %.0f cached   host %.0f\n",
+    printf("pages: device %.0f of %.0f in use, %.0f cached   host %.0f   disk %.0f\n",
            top_value(s, METRIC_kv_usage_permille) * top_value(s, METRIC_pages) / 1000.0,
            top_value(s, METRIC_pages), top_value(s, METRIC_pages_cached),
-           top_value(s, METRIC_host_pages));
+           top_value(s, METRIC_host_pages), top_value(s, METRIC_store_pages));
     printf("prefix hits: %.1f%% of prompts' tokens   from host memory %.0f tok/s, from disk %.0f "
            "tok/s\n",
            top_share(t, s, METRIC_prefix_hits, METRIC_prefix_queries),

@@ -44,8 +44,10 @@ struct serve_wishes {
     const char *uds;             /* path of a unix socket instead of host and port; "": none */
     const char *cert, *cert_key; /* PEM files, absolute; "": plain HTTP */
     struct serve_list keys, origins;
+    struct serve_list readers; /* addresses and networks that may read /metrics */
     int n_fronts;
     bool logs_requests;
+    bool has_no_page;                /* the API alone, without the page in the browser */
     bool has_model;                  /* the command line has named it */
     struct serve_args engine, front; /* without program and sockets */
     struct settings settings;        /* the engines', in effect */

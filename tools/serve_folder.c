@@ -265,6 +265,8 @@ static void folder_write_nginx(const struct serve *s, FILE *file, const char *li
     }
     if (w->cert[0] == '\0' && strncmp(line + strspn(line, " "), "ssl_", 4) == 0)
         return;
+    if (w->has_no_page && strstr(line, "include @RUN@/quire-page.conf") != NULL)
+        return;
     if (!w->logs_requests && strstr(line, "access_log @RUN@") != NULL)
         line = "    access_log off;\n";
     folder_write_line(s, file, line);
@@ -280,6 +282,18 @@ static FILE *folder_create(const struct serve *s, const char *name)
     if (file == NULL)
         serve_say("%s: %s", path, strerror(errno));
     return file;
+}
+
+/* The folder of the page's files. */
+static bool folder_make_page(const struct serve *s)
+{
+    char path[sizeof s->folder + 8];
+
+    (void)snprintf(path, sizeof path, "%s/page", s->folder);
+    if (mkdir(path, 0700) == 0)
+        return true;
+    serve_say("%s: %s", path, strerror(errno));
+    return false;
 }
 
 /* Write all files of nginx/. A write that fails is noticed at the end of its file. */
@@ -306,13 +320,15 @@ static bool folder_write_files(const struct serve *s)
     return true;
 }
 
-/* Keys and origins, in the forms that nginx/keys.map and nginx/origins.map show. */
+/* Keys and origins, in the forms that nginx/keys.map and nginx/origins.map show, and the readers of
+ * /metrics. */
 static bool folder_write_maps(const struct serve *s)
 {
     const struct serve_wishes *w = &s->wishes;
     FILE *keys = folder_create(s, "keys.map");
     FILE *origins = folder_create(s, "origins.map");
-    bool good = keys != NULL && origins != NULL;
+    FILE *readers = folder_create(s, "metrics.allow");
+    bool good = keys != NULL && origins != NULL && readers != NULL;
 
     for (int i = 0; keys != NULL && i < w->keys.n; i++)
         (void)fprintf(keys, "\"Bearer %s\" key%d;\n", w->keys.at[i], i + 1);
@@ -321,6 +337,10 @@ static bool folder_write_maps(const struct serve *s)
     for (int i = 0; origins != NULL && i < w->origins.n; i++)
         (void)fprintf(origins, "\"%s\" $http_origin;\n",
                       strcmp(w->origins.at[i], "*") == 0 ? "~." : w->origins.at[i]);
+    for (int i = 0; readers != NULL && i < w->readers.n; i++)
+        (void)fprintf(readers, "allow %s;\n", w->readers.at[i]);
+    if (readers != NULL)
+        good = fclose(readers) == 0 && good;
     if (keys != NULL)
         good = fclose(keys) == 0 && good;
     if (origins != NULL)
@@ -376,7 +396,8 @@ bool serve_folder_make(struct serve *s)
     }
     /* Without it the engine serves, and keeps no pages in host memory. */
     (void)folder_make_in(FOLDER_MEMORY, s->memory, sizeof s->memory, &s->memory_lock);
-    return folder_write_files(s) && folder_write_maps(s) && folder_link_certificate(s);
+    return folder_make_page(s) && folder_write_files(s) && folder_write_maps(s) &&
+           folder_link_certificate(s);
 }
 
 void serve_folder_remove(struct serve *s)

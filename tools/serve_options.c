@@ -9,6 +9,7 @@
  *
  * Any other is refused. The settings are then read as the programs would read them, so that a bad
  * value is told before anything is started. */
+#include <arpa/inet.h>
 #include <errno.h>
 #include <limits.h>
 #include <stdio.h>
@@ -36,6 +37,8 @@ enum options_own {
     OWN_ORIGINS,
     OWN_FRONTS,
     OWN_LOG,
+    OWN_NO_PAGE,
+    OWN_READERS,
     OWN_MODELS
 };
 
@@ -54,6 +57,8 @@ static const struct {
     {"allowed-origins", OWN_ORIGINS, true},
     {"api-server-count", OWN_FRONTS, true},
     {"enable-log-requests", OWN_LOG, false},
+    {"no-page", OWN_NO_PAGE, false},
+    {"metrics-from", OWN_READERS, true},
     {"models-dir", OWN_MODELS, true},
 };
 
@@ -141,6 +146,9 @@ static const char options_usage[] =
     "  --ssl-certfile FILE              serve HTTPS; with --ssl-keyfile FILE\n"
     "  --api-server-count N  2          fronts\n"
     "  --enable-log-requests            log requests (not prompts) in the private folder\n"
+    "  --metrics-from X                 address or network (10.0.0.0/8) that may read /metrics,\n"
+    "                                   besides this machine; may be repeated\n"
+    "  --no-page                        no page in the browser, the API alone\n"
     "  --models-dir DIR                 a file NAME.conf with settings for each of several models\n"
     "  --config FILE                    lines `name = value` with settings\n"
     "\n"
@@ -286,6 +294,23 @@ static bool options_file(struct serve *s, const char *name, const char *text, co
     return true;
 }
 
+/* An address or a network, as nginx's allow takes it. */
+static bool options_reader(struct serve *s, const char *text)
+{
+    char address[INET6_ADDRSTRLEN];
+    unsigned char bytes[sizeof(struct in6_addr)];
+    size_t len = strcspn(text, "/");
+    int bits = 0, family = memchr(text, ':', len) == NULL ? AF_INET : AF_INET6;
+
+    (void)snprintf(address, sizeof address, "%.*s", len < sizeof address ? (int)len : 0, text);
+    if (inet_pton(family, address, bytes) == 1 &&
+        (text[len] == '\0' ||
+         options_number("--metrics-from", text + len + 1, 0, family == AF_INET ? 32 : 128, &bits)))
+        return options_list_add(&s->wishes.readers, "--metrics-from", text);
+    serve_say("--metrics-from takes an address or a network such as 10.0.0.0/8, not \"%s\"", text);
+    return false;
+}
+
 static bool options_set_own(struct serve *s, enum options_own own, const char *value)
 {
     struct serve_wishes *w = &s->wishes;
@@ -308,6 +333,8 @@ static bool options_set_own(struct serve *s, enum options_own own, const char *v
         return options_number("--api-server-count", value, 1, SERVE_FRONTS_MAX, &w->n_fronts);
     case OWN_MODELS: return options_file(s, "--models-dir", value, &w->models_dir);
     case OWN_LOG: w->logs_requests = true; return true;
+    case OWN_READERS: return options_reader(s, value);
+    case OWN_NO_PAGE: w->has_no_page = true; return true;
     }
     return false;
 }

@@ -513,6 +513,8 @@ static void tiers_poll_store(struct engine *e)
     }
     store_read_counters(e->tiers.store, &counters);
     stats_set(&e->stats, METRIC_store_faults, counters.faults);
+    stats_set(&e->stats, METRIC_store_pages, counters.entries);
+    stats_set(&e->stats, METRIC_store_slots, counters.slots);
     stats_set(&e->stats, METRIC_store_kept, counters.kept);
 }
 

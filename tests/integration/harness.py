@@ -481,7 +481,7 @@ class Supervised:
 
 
 NGINX_FILES = ("quire-http.conf", "quire-locations.conf", "quire-fastcgi.conf",
-               "quire-headers.conf", "quire-preflight.conf")
+               "quire-headers.conf", "quire-preflight.conf", "quire-page.conf", "quire-page-file.conf")
 N_KEYS = 32  # tenants, taken in turn: tests ask more often than one of them may
 
 

@@ -144,6 +144,13 @@ with tap.section("serve"), Served(MODEL, "--port", 0, "--served-model-name", "de
            "under the name that was given")
     tap.eq(s.json("POST", "/v1/chat/completions", s.body(model="second"))[0], 200,
            "and the second name")
+    c, r = s.ask("GET", "/ui/")
+    page = r.read()
+    tap.ok(r.status == 200 and b"main.js" in page and "a page for browsers: http://127.0.0.1:%d/" % s.port
+           in s.said(), "a page for browsers, which is told", s.said())
+    for name in ("main.js", "chat.js", "page.css"):
+        with open(os.path.join(SRCDIR, "nginx", "page", name), "rb") as f:
+            tap.ok(s.ask("GET", "/ui/" + name)[1].read() == f.read(), "its %s is that of nginx/page" % name)
     whole, done = s.stream(story())
     tap.ok(done and len(whole) > 500, "it streams", whole)
     tap.ok("engine: ready" in s.said(), "the engine's log is shown", s.said())
@@ -195,7 +202,15 @@ with tap.section("vLLM's spellings"):
         f.write("max_num_seqs = 8\n# a comment\nmax_logprobs = 3\n")
     with Served(MODEL, "--port=0", "--max-model-len", 512, "--block-size", 32, "--dtype", "auto",
                 "--enable-prefix-caching", "--no-enable-expert-parallel", "--api-key", "sk-one",
-                "--trust-remote-code", "--config", config, *SETTINGS, key="sk-one") as s:
+                "--trust-remote-code", "--no-page", "--metrics-from", "127.0.0.2", "--config", config, *SETTINGS, key="sk-one") as s:
+        tap.eq((s.ask("GET", "/ui/")[1].status, "browsers" in s.said()), (404, False), "--no-page: the API alone")
+        seen = []
+        for source in ("127.0.0.1", "127.0.0.2", "127.0.0.3"):
+            c = http.client.HTTPConnection("127.0.0.1", s.port, timeout=WAIT_S, source_address=(source, 0))
+            c.request("GET", "/metrics")
+            seen.append(c.getresponse().status)
+            c.close()
+        tap.eq(seen, [200, 200, 403], "--metrics-from lets an address read /metrics")
         tap.eq(s.model, "model", "the folder's name is the model's")
         tap.eq(s.json("GET", "/v1/models")[1]["data"][0]["max_model_len"], 512, "--max-model-len")
         tap.ok(re.search(r"pages of 32 tokens, up to 8 seq", s.said()),
