@@ -162,7 +162,7 @@ int k_latent_queries(k_bf16 *out, const k_bf16 *in, const struct k_latent *l,
     const latent_args args = {out, in, *l, {}, *t};
     size_t smem = (size_t)TOKENS * l->shape.nope_dim * sizeof(float);
 
-    if (k_latent_is_even(&l->shape))
+    if (latent_is_even(&l->shape))
         return k_latent_queries_even(out, in, l, t, stream);
     return K_LAUNCH(latent_queries_kernel, latent_grid(l, t), THREADS, smem, stream, args);
 }
@@ -173,7 +173,7 @@ int k_latent_values(k_bf16 *out, const k_bf16 *in, const struct k_latent *l,
     const latent_args args = {out, in, *l, {}, *t};
     size_t smem = (size_t)TOKENS * l->shape.kv_rank * sizeof(float);
 
-    if (k_latent_is_even(&l->shape))
+    if (latent_is_even(&l->shape))
         return k_latent_values_even(out, in, l, t, stream);
     return K_LAUNCH(latent_values_kernel, latent_grid(l, t), THREADS, smem, stream, args);
 }

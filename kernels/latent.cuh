@@ -30,7 +30,7 @@ static __device__ inline void latent_turn(k_bf16 *to, const k_bf16 *from, const 
 
 /* Are the sizes those of whole tiles? Then the products are computed on tensor cores, by the
  * launchers of latent_products.cu. */
-static inline bool k_latent_is_even(const struct k_latent_shape *s)
+static inline bool latent_is_even(const struct k_latent_shape *s)
 {
     return s->nope_dim % 16 == 0 && s->rope_dim % 8 == 0 && s->kv_rank % 64 == 0 &&
            s->v_dim % 64 == 0;
