@@ -38,6 +38,7 @@ struct device_pipe {
 /* Scratch memory of a GPU for rows of packed matrices as bf16: the largest matrix of an 8B model is
  * two parts of it. */
 #define DEVICE_WIDENED_BYTES ((size_t)128 << 20)
+#define DEVICE_HALVED_BYTES  ((size_t)8 << 20) /* 64 rows of 65,536 */
 
 /* Attention of layers that have the same heads, which see as many keys. */
 struct device_heads {

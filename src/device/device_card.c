@@ -184,6 +184,8 @@ static int card_reserve(struct device *d, const struct device_limits *limits)
         bytes += card_experts_bytes(limits);
     if (limits->packed || (limits->codes && card_of(d)->is_portable))
         bytes += DEVICE_WIDENED_BYTES;
+    else if (limits->codes)
+        bytes += DEVICE_HALVED_BYTES;
     if (n_ranks > 1)
         bytes += K_SUM_INBOX_BYTES(n_ranks);
     if (card_of(d)->takes_rows)

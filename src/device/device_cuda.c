@@ -347,10 +347,14 @@ static void cuda_embed(struct device *d, float *x, const struct k_matrix *table)
               "embed");
 }
 
-/* Is this matrix multiplied by rows of codes? The portable kernels multiply it by bfloat16. */
-static bool cuda_reads_codes(const struct k_matrix *w)
+/* Is this matrix multiplied by rows of codes when there are n? The portable kernels multiply it by
+ * bfloat16. Few rows are multiplied as float16 by k_multiply(), which reads at the memory's speed;
+ * whether it takes the matrix depends on n_in alone, so all readers of the rows agree. */
+static bool cuda_reads_codes(const struct k_matrix *w, int n)
 {
-    return k_format_reads_codes(&w->format) && !k_is_portable();
+    if (!k_format_reads_codes(&w->format) || k_is_portable())
+        return false;
+    return !k_format_is_by_row(&w->format, K_E4M3) || !k_multiply_takes(w, n);
 }
 
 /* The destination of n rows of codes for the product with w: by row, or with a stride of scales for
@@ -375,7 +379,7 @@ static void cuda_rmsnorm(struct device *d, struct device_rows *out, const float 
     struct cuda *gpu = cuda_of(d);
     int dim = d->limits.dim, rc;
 
-    if (cuda_reads_codes(to))
+    if (cuda_reads_codes(to, n))
         rc = k_rmsnorm_e4m3(cuda_codes_for(out, to, n), x, weight, eps, n, dim, gpu->stream);
     else
         rc = k_rmsnorm(out->data, x, weight, eps, n, dim, gpu->stream);
@@ -389,7 +393,7 @@ static void cuda_add_rmsnorm(struct device *d, struct device_rows *out, float *x
     struct cuda *gpu = cuda_of(d);
     int dim = d->limits.dim, rc;
 
-    if (cuda_reads_codes(to))
+    if (cuda_reads_codes(to, n))
         rc = k_add_rmsnorm_e4m3(cuda_codes_for(out, to, n), x, delta, weight, eps, n, dim,
                                 gpu->stream);
     else
@@ -402,7 +406,7 @@ void cuda_quantise(struct device *d, struct device_rows *rows, int n, const stru
 {
     struct cuda *gpu = cuda_of(d);
 
-    if (cuda_reads_codes(to))
+    if (cuda_reads_codes(to, n))
         cuda_keep(gpu,
                   k_quantise(cuda_codes_for(rows, to, n), rows->data, n, to->n_in, gpu->stream),
                   "quantise");
@@ -428,11 +432,12 @@ static void cuda_run_product(struct device *d, struct gemm_product p, const stru
 
     p.x = x->data;
     p.x_scales = NULL;
-    if (cuda_reads_codes(p.w)) {
+    if (cuda_reads_codes(p.w, p.n)) {
         p.x = x->codes.data;
         p.x_scales = x->codes.scales;
     }
-    if (k_format_is_packed(&p.w->format) || (k_is_portable() && k_format_reads_codes(&p.w->format)))
+    if (k_format_is_packed(&p.w->format) ||
+        (k_format_reads_codes(&p.w->format) && !cuda_reads_codes(p.w, p.n)))
         cuda_keep(gpu, packed_run(gpu, &p), "matmul");
     else if (k_format_is_plain(&p.w->format) && k_multiply_takes(p.w, p.n))
         cuda_run_few(gpu, &p);
@@ -597,7 +602,7 @@ static void cuda_silu_mul(struct device *d, struct device_rows *out, const void 
     struct cuda *gpu = cuda_of(d);
     int rc;
 
-    if (cuda_reads_codes(to))
+    if (cuda_reads_codes(to, n))
         rc = k_silu_mul_e4m3(cuda_codes_for(out, to, n), in, n, ff_dim, gpu->stream);
     else
         rc = k_silu_mul(out->data, in, n, ff_dim, gpu->stream);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Products of any number of rows with packed matrices (k_format_is_packed()), and with e4m3 where
- * the kernels are portable.
+ * the kernels are portable; of few rows with e4m3 by row.
  *
  * Few rows are multiplied with the codes. For many, a run of rows of the matrix becomes bfloat16 in
  * scratch memory, and cuBLASLt multiplies with it; the numbers are those of a matrix that was
@@ -20,9 +20,11 @@
 
 int packed_reserve(struct cuda *c)
 {
-    if (!c->base.limits.packed && !(c->base.limits.codes && k_is_portable()))
+    bool widens = c->base.limits.packed || k_is_portable();
+
+    if (!c->base.limits.packed && !c->base.limits.codes)
         return ERR_OK;
-    c->widened = sleep_alloc_scratch(&c->base, DEVICE_WIDENED_BYTES);
+    c->widened = sleep_alloc_scratch(&c->base, widens ? DEVICE_WIDENED_BYTES : DEVICE_HALVED_BYTES);
     return c->widened != NULL ? ERR_OK : ERR_NO_MEMORY;
 }
 
@@ -36,6 +38,8 @@ static int packed_run_few(struct cuda *c, const struct gemm_product *p)
     int rc = 0;
 
     if (k_format_reads_half(&p->w->format)) {
+        must((size_t)p->n * (size_t)p->w->n_in * sizeof(k_bf16) <= DEVICE_HALVED_BYTES ||
+             k_is_portable());
         rc = k_halve_rows(c->widened, x, (size_t)p->n * (size_t)p->w->n_in, c->stream);
         x = c->widened;
     }
