@@ -65,6 +65,7 @@ struct device_limits {
     int state_shared; /* bytes of shared memory that a block of their kernels takes */
     int n_stages;     /* of the model; 0: one */
     bool follows;     /* a device of another process samples */
+    bool picks;       /* steps have rows for pick() */
     int n_adapters;   /* slots of adapters (kernels/adapter.h); 0: there are none */
     int adapter_rank; /* the highest of any */
     int adapter_in;   /* widest input of a matrix with adapters */
@@ -102,6 +103,10 @@ struct device_batch {
     /* int32 [n_tokens]: the slot of each token's adapter, -1: none; NULL: no token has one. Only
      * where has_adapters of struct device is set. */
     const int32_t *adapters;
+    const int32_t *picked; /* int32 [n_tokens]: the rows that pick() is given in this step; NULL:
+                            * none, as where `picks` of the limits is not set */
+    bool is_variant;       /* enqueues other operations than steps without this; in a model with
+                            * adapters never */
 };
 
 /* Rows of activations. The operation that computes them writes the form that the next product
@@ -193,7 +198,7 @@ struct device_pick {
     const void *from;
     int to_stride, from_stride;      /* elements between rows */
     bool to_is_float, from_is_float; /* else of the device's type */
-    const int32_t *rows;             /* host, int32 [n], until the step has begun; NULL: row i */
+    const int32_t *rows;             /* `picked` of the step's batch; NULL: row i */
     int width, n;
 };
 
@@ -473,6 +478,9 @@ struct device {
     size_t allocated_bytes;    /* allocated so far, by alloc() and its variants */
     size_t sleeping_bytes;     /* the part of them that sleep() gives back */
     size_t constant_bytes;     /* the part of those that the host keeps a copy of */
+    /* host, int32 [tokens]: where begin() has put the tokens of its batch, as row numbers of
+     * activations; NULL: they are as in the batch */
+    const int32_t *places;
     const int32_t *sample_ids; /* host: sample() gives sample_ids[id] in place of id; NULL: id */
     bool has_adapters;         /* products add those of adapters */
     bool is_gpu;               /* and operations are enqueued; else they run when they are called */

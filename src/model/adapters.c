@@ -22,6 +22,7 @@ struct adapters_target {
     const char *name; /* without prefix */
     struct slice slice;
     struct k_adapted *part; /* NULL: another rank has it */
+    struct k_adapter *table; /* [n_slots]: the part's slots, in host memory */
 };
 
 struct adapters {
@@ -31,6 +32,7 @@ struct adapters {
     int n_slots, rank_max, widest;
     char *memory; /* of the device: [n_slots][slot_bytes] */
     size_t slot_bytes;
+    struct k_adapter *table; /* of the device, [n_targets][n_slots]; NULL: it reads the host's */
     float *stage; /* float [stage_len]: a matrix on its way */
     size_t stage_len;
 };
@@ -110,7 +112,8 @@ const struct k_adapters *adapters_note(struct adapters *a, const char *const *na
         if (part->slots == NULL || !adapters_grow(a))
             return NULL;
         target = &a->targets[a->n_targets++];
-        *target = (struct adapters_target){.slice = slices[i], .part = absent ? NULL : part};
+        *target = (struct adapters_target){
+            .slice = slices[i], .part = absent ? NULL : part, .table = part->slots};
         if ((target->name = arena_strndup(&a->arena, name, strlen(name))) == NULL)
             return NULL;
         first += slices[i].n_rows;
@@ -121,6 +124,40 @@ const struct k_adapters *adapters_note(struct adapters *a, const char *const *na
 static size_t adapters_aligned(size_t bytes)
 {
     return (bytes + ALIGN_BYTES - 1) / ALIGN_BYTES * ALIGN_BYTES;
+}
+
+/* A GPU reads the table of slots in its own memory. alloc() clears it: rank 0 everywhere. */
+static bool adapters_alloc_table(struct adapters *a, struct device *d)
+{
+    size_t n = a->n_targets * (size_t)a->n_slots;
+
+    a->table = d->ops->alloc(d, n * sizeof *a->table);
+    if (a->table == NULL)
+        return false;
+    for (size_t i = 0; i < a->n_targets; i++) {
+        if (a->targets[i].part != NULL)
+            a->targets[i].part->slots = a->table + i * (size_t)a->n_slots;
+    }
+    return true;
+}
+
+/* Bring the host's table to the device. Other slots' entries are as they were. */
+static int adapters_store_table(const struct adapters *a, struct device *d)
+{
+    size_t slots = (size_t)a->n_slots;
+    struct k_adapter *all;
+    int rc;
+
+    if (a->table == NULL)
+        return ERR_OK;
+    all = mem_alloc(a->n_targets * slots * sizeof *all);
+    if (all == NULL)
+        return ERR_NO_MEMORY;
+    for (size_t i = 0; i < a->n_targets; i++)
+        memcpy(all + i * slots, a->targets[i].table, slots * sizeof *all);
+    rc = d->ops->upload(d, a->table, all, a->n_targets * slots * sizeof *all);
+    mem_free(all);
+    return rc;
 }
 
 /* Constant memory: a sleep keeps it. */
@@ -143,7 +180,7 @@ int adapters_alloc(struct adapters *a, struct device *d)
     }
     a->memory = d->ops->alloc_constant(d, (size_t)a->n_slots * a->slot_bytes + ALIGN_BYTES);
     a->stage = mem_alloc(a->stage_len * sizeof *a->stage);
-    if (a->memory == NULL || a->stage == NULL)
+    if (a->memory == NULL || a->stage == NULL || (d->is_gpu && !adapters_alloc_table(a, d)))
         return ERR_NO_MEMORY;
     return ERR_OK;
 }
@@ -264,7 +301,32 @@ int adapters_place(struct adapters *a, struct device *d, int slot, const struct 
                 rc = adapters_store(a, d, b, n_b);
             at = b + adapters_aligned(n_b * d->elem_bytes);
         }
-        target->part->slots[slot] = one;
+        target->table[slot] = one;
     }
+    if (rc == ERR_OK)
+        rc = adapters_store_table(a, d);
     return rc;
+}
+
+/* Numbers as small as those of a trained adapter, so that logits stay what they are. */
+int adapters_place_noise(struct adapters *a, struct device *d, int slot, int rank)
+{
+    char *at = a->memory + (size_t)slot * a->slot_bytes;
+    size_t n = a->slot_bytes / d->elem_bytes;
+    const struct k_matrix all = {.data = at, .n_out = (int)(n / 16), .n_in = 16};
+    int rc = d->ops->fill_random(d, &all, 1e-3f, (uint64_t)slot + 1);
+
+    must(slot >= 0 && slot < a->n_slots && rank <= a->rank_max);
+    for (size_t i = 0; i < a->n_targets; i++) {
+        const struct adapters_target *target = &a->targets[i];
+        size_t n_a = (size_t)rank * (size_t)target->slice.n_cols,
+               n_b = (size_t)rank * (size_t)target->slice.n_rows;
+        char *b = at + adapters_aligned(n_a * d->elem_bytes);
+
+        if (target->part == NULL)
+            continue;
+        target->table[slot] = (struct k_adapter){.a = at, .b = b, .rank = rank, .scale = 1.0f};
+        at = b + adapters_aligned(n_b * d->elem_bytes);
+    }
+    return rc == ERR_OK ? adapters_store_table(a, d) : rc;
 }

@@ -41,4 +41,7 @@ int adapters_check(const struct adapters *a, const struct adapter *of, char *why
 int adapters_place(struct adapters *a, struct device *d, int slot,
                    const struct adapter *of) ERR_CHECKED;
 
+/* Fill a slot with an adapter of noise on all matrices, for measurements. Errors as above. */
+int adapters_place_noise(struct adapters *a, struct device *d, int slot, int rank) ERR_CHECKED;
+
 #endif

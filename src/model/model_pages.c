@@ -325,21 +325,33 @@ int model_adapter_check(const struct model *m, const struct adapter *a, char *wh
 
 /* An adapter and its slot, for all ranks. */
 struct placing {
-    const struct adapter *adapter;
-    int slot;
+    const struct adapter *adapter; /* NULL: noise of this rank */
+    int slot, rank;
 };
 
 static int model_place_adapter(struct rank *r, void *context)
 {
     const struct placing *placing = context;
 
+    if (placing->adapter == NULL)
+        return adapters_place_noise(r->weights.adapters, r->device, placing->slot, placing->rank);
     return adapters_place(r->weights.adapters, r->device, placing->slot, placing->adapter);
 }
 
 /* Workers may still run a step that reads the table of slots. */
 int model_adapter_place(struct model *m, int slot, const struct adapter *a)
 {
-    struct placing placing = {a, slot};
+    struct placing placing = {a, slot, 0};
+    int rc = ranks_settle(&m->ranks);
+
+    if (rc == ERR_OK)
+        rc = rank_run(&m->ranks, model_place_adapter, &placing);
+    return rc == ERR_OK ? ERR_OK : ERR_GPU;
+}
+
+int model_adapter_place_noise(struct model *m, int slot, int rank)
+{
+    struct placing placing = {NULL, slot, rank};
     int rc = ranks_settle(&m->ranks);
 
     if (rc == ERR_OK)
