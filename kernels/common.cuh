@@ -97,10 +97,16 @@ static __device__ inline void store_eight(k_bf16 *to, const float *v)
 /* Two float16 packed in a word, clamped to the largest; NaN stays NaN. */
 static __device__ inline uint32_t pack_half(float low, float high)
 {
+#ifdef gridDim
+    __half2 pair = __floats2half2_rn(low, high);
+
+    return *(uint32_t *)&pair;
+#else
     uint32_t two;
 
     asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(high), "f"(low));
     return two;
+#endif
 }
 
 /* Store element `at` of the input of a product; is_half: of a product with e4m3 (K_HALF_AT). */

@@ -381,6 +381,7 @@ static void bench_verify(struct bench *n, int n_seqs, int n_drafts)
 static void bench_drafts(struct bench *n)
 {
     for (int seqs = 1; seqs <= 64; seqs *= 8) {
+        bench_decode(n, seqs, 1000, 1128);
         bench_verify(n, seqs, 0);
         bench_verify(n, seqs, n->options.drafts);
     }

@@ -236,7 +236,7 @@ static inline void adapt_compare(const struct adapt_made *m, const struct adapt_
 {
     const struct adapt_case *c = m->c;
     size_t n = (size_t)c->n * (size_t)m->n_out;
-    float exact = 2e-6f * sqrtf((float)c->n_in) + 2e-5f, limit = exact + 0x1p-8f, off;
+    float exact = 4e-6f * sqrtf((float)c->n_in) + 2e-5f, limit = exact + 0x1p-8f, off;
 
     if (c->kind != K_PRODUCT_RESIDUAL) {
         n = (size_t)c->n * (size_t)m->y_width;
