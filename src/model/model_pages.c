@@ -323,6 +323,15 @@ int model_adapter_check(const struct model *m, const struct adapter *a, char *wh
     return adapters_check(m->ranks.at[0].weights.adapters, a, why, why_cap);
 }
 
+int model_adapter_pack(const struct model *m, struct adapter *a)
+{
+    int rc = ERR_OK;
+
+    for (int i = 0; i < m->ranks.n && m->device->is_gpu && rc == ERR_OK; i++)
+        rc = adapters_pack(m->ranks.at[i].weights.adapters, a, i);
+    return rc;
+}
+
 /* An adapter and its slot, for all ranks. */
 struct placing {
     const struct adapter *adapter; /* NULL: noise of this rank */
@@ -335,7 +344,7 @@ static int model_place_adapter(struct rank *r, void *context)
 
     if (placing->adapter == NULL)
         return adapters_place_noise(r->weights.adapters, r->device, placing->slot, placing->rank);
-    return adapters_place(r->weights.adapters, r->device, placing->slot, placing->adapter);
+    return adapters_place(r->weights.adapters, r->device, placing->slot, placing->adapter, r->idx);
 }
 
 /* Workers may still run a step that reads the table of slots. */

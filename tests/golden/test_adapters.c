@@ -82,6 +82,8 @@ static void load(struct model *m, const char *name, int slot)
     if (rc == ERR_OK)
         rc = model_adapter_check(m, a, why, sizeof why);
     if (rc == ERR_OK)
+        rc = model_adapter_pack(m, a);
+    if (rc == ERR_OK)
         rc = model_adapter_place(m, slot, a);
     is_int(rc, ERR_OK, "%s: is loaded (%s)", name, why);
     adapter_close(a);
