@@ -20,6 +20,8 @@
 #define ROWS        K_ADAPT_ROWS
 #define IN_THREADS  256
 #define IN_WARPS    (IN_THREADS / 32)
+#define IN_BLOCKS   2 /* of a multiprocessor */
+#define LINE_BYTES  128
 #define IN_RUN      16 /* elements of a row that a thread reads at a time */
 #define OUT_THREADS 128
 #define FEW_ROWS    2 /* of a step: then items are small, so that there are enough of them */
@@ -175,14 +177,46 @@ static __device__ inline void adapt_in_item(const k_adapting &a, int part, const
     __syncthreads();
 }
 
+static __device__ inline void adapt_fetch_line(const void *p)
+{
+#ifdef gridDim
+    (void)p; /* played on the host */
+#else
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+#endif
+}
+
+/* Bring all of a and b to the L2 cache, while the operation before still runs. Only for adapters of
+ * few rows, which would wait for memory twice. */
+static __device__ inline void adapt_fetch(const k_adapting &a)
+{
+    int first = (blockIdx.x * IN_THREADS + threadIdx.x) * LINE_BYTES;
+    int stride = gridDim.x * IN_THREADS * LINE_BYTES;
+
+    for (int i = 0; i < a.rows.count[0]; i++) {
+        int slot = a.rows.slots[i];
+
+        for (int part = 0; part < a.of.n_parts && slot >= 0; part++) {
+            const k_adapter one = a.of.parts[part].slots[slot];
+
+            for (int at = first; at < one.rank * a.n_in * 2; at += stride)
+                adapt_fetch_line((const char *)one.a + at);
+            for (int at = first; at < one.rank * a.of.parts[part].n_out * 2; at += stride)
+                adapt_fetch_line((const char *)one.b + at);
+        }
+    }
+}
+
 template <int G>
-static __global__ void __launch_bounds__(IN_THREADS) adapt_in_kernel(const k_adapting a)
+static __global__ void __launch_bounds__(IN_THREADS, IN_BLOCKS) adapt_in_kernel(const k_adapting a)
 {
     static_assert(ROWS <= IN_WARPS && G * ROWS <= IN_THREADS, "a warp for a row's norm");
     __shared__ float shared[IN_WARPS * G * ROWS + ROWS];
     int n_groups = (a.rank_max + G - 1) / G, n_items;
 
     let_next_begin();
+    if (G == 1)
+        adapt_fetch(a);
     wait_for_previous();
     n_items = a.rows.count[0] * a.of.n_parts * n_groups;
     for (int item = blockIdx.x; item < n_items; item += gridDim.x) {
@@ -371,13 +405,13 @@ static __global__ void __launch_bounds__(OUT_THREADS)
 
 /* --- launches --------------------------------------------------------------------------------- */
 
-#define BLOCKS_A_SM 8 /* at most, of either kernel: more take turns */
+#define OUT_BLOCKS 8 /* of a multiprocessor, at most: more take turns */
 
 /* There are at most as many segments as rows. */
 int k_adapt_in(const struct k_adapting *a, k_stream stream)
 {
     int group = a->n <= FEW_ROWS ? 1 : 4, n_groups = (a->rank_max + group - 1) / group;
-    int n = std::min(a->n * a->of.n_parts * n_groups, BLOCKS_A_SM / 2 * a->n_sms);
+    int n = std::min(a->n * a->of.n_parts * n_groups, IN_BLOCKS * a->n_sms);
 
     if (a->n == 0)
         return 0;
@@ -390,7 +424,7 @@ template <int KIND, int W> static int adapt_launch_out(const struct k_adapting *
 {
     int n_columns = KIND == K_PRODUCT_GATED ? a->n_out / 2 : a->n_out;
     int n_chunks = (n_columns + OUT_THREADS * W - 1) / (OUT_THREADS * W);
-    int n = std::min(a->n * n_chunks, BLOCKS_A_SM * a->n_sms);
+    int n = std::min(a->n * n_chunks, OUT_BLOCKS * a->n_sms);
 
     return K_LAUNCH_EARLY((adapt_out_kernel<KIND, W>), n, OUT_THREADS, stream, *a, n_columns);
 }
