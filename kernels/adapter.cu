@@ -2,10 +2,10 @@
  *
  * Products of LoRA adapters (adapter.h), on every GPU.
  *
- *   adapt_in    t = a x, times the norm's factor. An item is G rows of a and a segment's rows of x;
- *               a block's threads share the elements, and sums go over lanes, then warps
- *   adapt_out   the product's y += scale * transpose(b) t, then the gate or the residual. An item
- *               is a segment and some columns; a thread has W of them, of each row
+ *   adapter_in    t = a x, times the norm's factor. An item is G rows of a and a segment's rows of x;
+ *                 a block's threads share the elements, and sums go over lanes, then warps
+ *   adapter_out   the product's y += scale * transpose(b) t, then the gate or the residual. An item
+ *                 is a segment and some columns; a thread has W of them, of each row
  *
  * Both are bound by reading a and b, rank * (n_in + n_out) elements for each adapter that a segment
  * has. The number of segments is read on the device, so that a recorded step serves any of them:
@@ -33,14 +33,14 @@ struct segment {
     int slot;
 };
 
-static __device__ inline segment segment_of(const k_adapting &a, int i)
+static __device__ inline segment adapter_segment(const k_adapting &a, int i)
 {
     int start = a.rows.starts[i];
 
     return {a.rows.starts[i + 1] - start, a.rows.order + start, a.rows.slots[i]};
 }
 
-static __device__ inline float *adapt_inner(const k_adapting &a, int part, int row)
+static __device__ inline float *adapter_inner(const k_adapting &a, int part, int row)
 {
     return a.t + ((size_t)part * a.n + row) * a.rank_max;
 }
@@ -49,19 +49,19 @@ static __device__ inline float *adapt_inner(const k_adapting &a, int part, int r
 
 /* The numbers of a word of x, and which word of a row of a belongs to it: K_HALF_AT() has the
  * pairs of 16 elements in the order 0, 2, 4, 6, 1, 3, 5, 7. */
-template <bool HALF> static __device__ inline float2 adapt_pair(uint32_t word)
+template <bool HALF> static __device__ inline float2 adapter_pair(uint32_t word)
 {
     if (HALF)
         return __half22float2(*(const __half2 *)&word);
     return make_float2(low_half(word), high_half(word));
 }
 
-template <bool HALF> static __device__ inline int adapt_word(int i)
+template <bool HALF> static __device__ inline int adapter_word(int i)
 {
     return !HALF ? i : i < 4 ? 2 * i : 2 * i - 7;
 }
 
-static __device__ inline void adapt_load_run(uint32_t words[8], const k_bf16 *from)
+static __device__ inline void adapter_load_run(uint32_t words[8], const k_bf16 *from)
 {
     uint4 first = ((const uint4 *)from)[0], second = ((const uint4 *)from)[1];
 
@@ -72,8 +72,8 @@ static __device__ inline void adapt_load_run(uint32_t words[8], const k_bf16 *fr
 /* A thread's part of the sums of G rows of a with R rows of x. Where there are fewer, the last ones
  * are taken again. */
 template <int G, int R, bool HALF>
-static __device__ inline void adapt_in_runs(float sums[G][R], const k_adapting &a, const k_bf16 *of,
-                                            int n_of, const segment &s)
+static __device__ inline void adapter_in_runs(float sums[G][R], const k_adapting &a,
+                                              const k_bf16 *of, int n_of, const segment &s)
 {
     const k_bf16 *x[R];
 
@@ -85,17 +85,17 @@ static __device__ inline void adapt_in_runs(float sums[G][R], const k_adapting &
 
 #pragma unroll
         for (int g = 0; g < G; g++)
-            adapt_load_run(own[g], of + (size_t)min(g, n_of - 1) * a.n_in + i);
+            adapter_load_run(own[g], of + (size_t)min(g, n_of - 1) * a.n_in + i);
 #pragma unroll
         for (int j = 0; j < R; j++) {
-            adapt_load_run(other, x[j] + i);
+            adapter_load_run(other, x[j] + i);
 #pragma unroll
             for (int word = 0; word < 8; word++) {
-                float2 two = adapt_pair<HALF>(other[word]);
+                float2 two = adapter_pair<HALF>(other[word]);
 
 #pragma unroll
                 for (int g = 0; g < G; g++) {
-                    uint32_t both = own[g][adapt_word<HALF>(word)];
+                    uint32_t both = own[g][adapter_word<HALF>(word)];
 
                     sums[g][j] = __fmaf_rn(low_half(both), two.x, sums[g][j]);
                     sums[g][j] = __fmaf_rn(high_half(both), two.y, sums[g][j]);
@@ -107,8 +107,8 @@ static __device__ inline void adapt_in_runs(float sums[G][R], const k_adapting &
 
 /* The same for inputs of any width. */
 template <int G, int R>
-static __device__ inline void adapt_in_elements(float sums[G][R], const k_adapting &a,
-                                                const k_bf16 *of, int n_of, const segment &s)
+static __device__ inline void adapter_in_elements(float sums[G][R], const k_adapting &a,
+                                                  const k_bf16 *of, int n_of, const segment &s)
 {
     for (int i = threadIdx.x; i < a.n_in; i += IN_THREADS) {
         for (int j = 0; j < R; j++) {
@@ -116,14 +116,14 @@ static __device__ inline void adapt_in_elements(float sums[G][R], const k_adapti
             float x = load_bf16((const k_bf16 *)a.p.x + row * a.n_in + i);
 
             for (int g = 0; g < G; g++)
-                sums[g][j] = __fmaf_rn(load_bf16(of + (size_t)min(g, n_of - 1) * a.n_in + i), x,
-                                       sums[g][j]);
+                sums[g][j] =
+                    __fmaf_rn(load_bf16(of + (size_t)min(g, n_of - 1) * a.n_in + i), x, sums[g][j]);
         }
     }
 }
 
 /* The factor of the norm of one row, by one warp. */
-static __device__ inline float adapt_inverse(const k_adapting &a, int row)
+static __device__ inline float adapter_inverse(const k_adapting &a, int row)
 {
     const float *from = a.p.sums_in + (size_t)row * a.p.n_sums;
     float sum = 0.0f;
@@ -136,21 +136,21 @@ static __device__ inline float adapt_inverse(const k_adapting &a, int row)
 }
 
 template <int G, int R>
-static __device__ inline void adapt_in_item(const k_adapting &a, int part, const k_adapter &one,
-                                            int k, const segment &s, float *shared)
+static __device__ inline void adapter_in_item(const k_adapting &a, int part, const k_adapter &one,
+                                              int k, const segment &s, float *shared)
 {
     const k_bf16 *of = (const k_bf16 *)one.a + (size_t)k * a.n_in;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, n_of = min(G, one.rank - k);
     float *inverse = shared + IN_WARPS * G * R, sums[G][R] = {};
 
     if (a.n_in % IN_RUN != 0)
-        adapt_in_elements<G, R>(sums, a, of, n_of, s);
+        adapter_in_elements<G, R>(sums, a, of, n_of, s);
     else if (a.x_is_half)
-        adapt_in_runs<G, R, true>(sums, a, of, n_of, s);
+        adapter_in_runs<G, R, true>(sums, a, of, n_of, s);
     else
-        adapt_in_runs<G, R, false>(sums, a, of, n_of, s);
+        adapter_in_runs<G, R, false>(sums, a, of, n_of, s);
     if (warp < s.n) {
-        float factor = a.p.sums_in == NULL ? 1.0f : adapt_inverse(a, s.rows[warp]);
+        float factor = a.p.sums_in == NULL ? 1.0f : adapter_inverse(a, s.rows[warp]);
 
         if (lane == 0)
             inverse[warp] = factor;
@@ -172,12 +172,12 @@ static __device__ inline void adapt_in_item(const k_adapting &a, int part, const
         for (int i = 0; i < IN_WARPS; i++)
             sum += shared[i * G * R + threadIdx.x];
         if (g < n_of && j < s.n)
-            adapt_inner(a, part, s.rows[j])[k + g] = sum * inverse[j];
+            adapter_inner(a, part, s.rows[j])[k + g] = sum * inverse[j];
     }
     __syncthreads();
 }
 
-static __device__ inline void adapt_fetch_line(const void *p)
+static __device__ inline void adapter_fetch_line(const void *p)
 {
 #ifdef gridDim
     (void)p; /* played on the host */
@@ -188,7 +188,7 @@ static __device__ inline void adapt_fetch_line(const void *p)
 
 /* Bring all of a and b to the L2 cache, while the operation before still runs. Only for adapters of
  * few rows, which would wait for memory twice. */
-static __device__ inline void adapt_fetch(const k_adapting &a)
+static __device__ inline void adapter_fetch(const k_adapting &a)
 {
     int first = (blockIdx.x * IN_THREADS + threadIdx.x) * LINE_BYTES;
     int stride = gridDim.x * IN_THREADS * LINE_BYTES;
@@ -200,15 +200,16 @@ static __device__ inline void adapt_fetch(const k_adapting &a)
             const k_adapter one = a.of.parts[part].slots[slot];
 
             for (int at = first; at < one.rank * a.n_in * 2; at += stride)
-                adapt_fetch_line((const char *)one.a + at);
+                adapter_fetch_line((const char *)one.a + at);
             for (int at = first; at < one.rank * a.of.parts[part].n_out * 2; at += stride)
-                adapt_fetch_line((const char *)one.b + at);
+                adapter_fetch_line((const char *)one.b + at);
         }
     }
 }
 
 template <int G>
-static __global__ void __launch_bounds__(IN_THREADS, IN_BLOCKS) adapt_in_kernel(const k_adapting a)
+static __global__ void __launch_bounds__(IN_THREADS, IN_BLOCKS)
+    adapter_in_kernel(const k_adapting a)
 {
     static_assert(ROWS <= IN_WARPS && G * ROWS <= IN_THREADS, "a warp for a row's norm");
     __shared__ float shared[IN_WARPS * G * ROWS + ROWS];
@@ -216,12 +217,12 @@ static __global__ void __launch_bounds__(IN_THREADS, IN_BLOCKS) adapt_in_kernel(
 
     let_next_begin();
     if (G == 1)
-        adapt_fetch(a);
+        adapter_fetch(a);
     wait_for_previous();
     n_items = a.rows.count[0] * a.of.n_parts * n_groups;
     for (int item = blockIdx.x; item < n_items; item += gridDim.x) {
         int part = item / n_groups % a.of.n_parts, k = item % n_groups * G;
-        segment s = segment_of(a, item / n_groups / a.of.n_parts);
+        segment s = adapter_segment(a, item / n_groups / a.of.n_parts);
         k_adapter one = {};
 
         if (s.slot >= 0)
@@ -229,15 +230,15 @@ static __global__ void __launch_bounds__(IN_THREADS, IN_BLOCKS) adapt_in_kernel(
         if (k >= one.rank)
             continue;
         if (s.n == 1)
-            adapt_in_item<G, 1>(a, part, one, k, s, shared);
+            adapter_in_item<G, 1>(a, part, one, k, s, shared);
         else
-            adapt_in_item<G, ROWS>(a, part, one, k, s, shared);
+            adapter_in_item<G, ROWS>(a, part, one, k, s, shared);
     }
 }
 
 /* --- out ------------------------------------------------------------------------------------ */
 
-template <int W> static __device__ inline void adapt_load_columns(float v[W], const k_bf16 *from)
+template <int W> static __device__ inline void adapter_load_columns(float v[W], const k_bf16 *from)
 {
     if (W == 4) {
         uint2 words = *(const uint2 *)from;
@@ -251,8 +252,8 @@ template <int W> static __device__ inline void adapt_load_columns(float v[W], co
 
 /* What the adapter adds to W columns of R rows. */
 template <int R, int W>
-static __device__ inline void adapt_out_sums(float sums[R][W], const k_adapting &a,
-                                             const segment &s, int column)
+static __device__ inline void adapter_out_sums(float sums[R][W], const k_adapting &a,
+                                               const segment &s, int column)
 {
     constexpr int STEP = R == 1 ? 16 : 4; /* rows of b that are loaded at a time */
     k_adapter one = {};
@@ -272,10 +273,10 @@ static __device__ inline void adapt_out_sums(float sums[R][W], const k_adapting 
 
 #pragma unroll
         for (int i = 0; i < STEP; i++)
-            adapt_load_columns<W>(v[i], b + (size_t)min(i, one.rank - 1 - k) * n_out);
+            adapter_load_columns<W>(v[i], b + (size_t)min(i, one.rank - 1 - k) * n_out);
 #pragma unroll
         for (int j = 0; j < R; j++) {
-            const float *t = adapt_inner(a, part, s.rows[min(j, s.n - 1)]) + k;
+            const float *t = adapter_inner(a, part, s.rows[min(j, s.n - 1)]) + k;
 
 #pragma unroll
             for (int i = 0; i < STEP; i++) {
@@ -294,7 +295,7 @@ static __device__ inline void adapt_out_sums(float sums[R][W], const k_adapting 
 
 /* Store W elements of the next product's input. */
 template <int W>
-static __device__ inline void adapt_store_x(void *to, size_t at, const float v[W], bool is_half)
+static __device__ inline void adapter_store_x(void *to, size_t at, const float v[W], bool is_half)
 {
     if (W == 4) {
         store_x_two(to, at, v[0], v[W / 4], is_half);
@@ -306,14 +307,14 @@ static __device__ inline void adapt_store_x(void *to, size_t at, const float v[W
 
 /* The residual of W columns; the four lanes that have 16 columns come here together. */
 template <int W>
-static __device__ inline void adapt_out_residual(const k_adapting &a, int row, int column,
-                                                 const float v[W])
+static __device__ inline void adapter_out_residual(const k_adapting &a, int row, int column,
+                                                   const float v[W])
 {
     size_t at = (size_t)row * a.n_out + column;
     float normed[W], plain[W], norm[W], square = 0.0f;
 
-    adapt_load_columns<W>(plain, a.plain + at);
-    adapt_load_columns<W>(norm, (const k_bf16 *)a.p.norm + column);
+    adapter_load_columns<W>(plain, a.plain + at);
+    adapter_load_columns<W>(norm, (const k_bf16 *)a.p.norm + column);
 #pragma unroll
     for (int w = 0; w < W; w++) {
         float sum = a.p.residual[at + w] + (plain[w] + v[w]);
@@ -322,7 +323,7 @@ static __device__ inline void adapt_out_residual(const k_adapting &a, int row, i
         square = __fmaf_rn(sum, sum, square);
         normed[w] = sum * norm[w];
     }
-    adapt_store_x<W>(a.p.normed, at, normed, a.p.y_is_half);
+    adapter_store_x<W>(a.p.normed, at, normed, a.p.y_is_half);
     for (int apart = 2; apart > 0; apart /= 2)
         square += __shfl_xor_sync(0xfU << (threadIdx.x & 28), square, apart);
     if (column % 16 == 0)
@@ -330,31 +331,31 @@ static __device__ inline void adapt_out_residual(const k_adapting &a, int row, i
 }
 
 template <int W>
-static __device__ inline void adapt_out_gated(const k_adapting &a, int row, int column,
-                                              const float gate[W], const float up[W])
+static __device__ inline void adapter_out_gated(const k_adapting &a, int row, int column,
+                                                const float gate[W], const float up[W])
 {
     int width = a.n_out / 2;
     const k_bf16 *plain = a.plain + (size_t)row * a.n_out + column;
     float v[W], both[W];
 
-    adapt_load_columns<W>(v, plain);
-    adapt_load_columns<W>(both, plain + width);
+    adapter_load_columns<W>(v, plain);
+    adapter_load_columns<W>(both, plain + width);
 #pragma unroll
     for (int w = 0; w < W; w++)
         v[w] = activation(v[w] + gate[w], K_SILU) * (both[w] + up[w]);
-    adapt_store_x<W>(a.p.y, (size_t)row * width + column, v, a.p.y_is_half);
+    adapter_store_x<W>(a.p.y, (size_t)row * width + column, v, a.p.y_is_half);
 }
 
 /* A segment's rows in W columns. */
 template <int KIND, int R, int W>
-static __device__ inline void adapt_out_item(const k_adapting &a, const segment &s, int column)
+static __device__ inline void adapter_out_item(const k_adapting &a, const segment &s, int column)
 {
     constexpr bool IS_GATED = KIND == K_PRODUCT_GATED;
     float sums[R][W], up[IS_GATED ? R : 1][W];
 
-    adapt_out_sums<R, W>(sums, a, s, column);
+    adapter_out_sums<R, W>(sums, a, s, column);
     if (IS_GATED)
-        adapt_out_sums<IS_GATED ? R : 1, W>(up, a, s, column + a.n_out / 2);
+        adapter_out_sums<IS_GATED ? R : 1, W>(up, a, s, column + a.n_out / 2);
 #pragma unroll
     for (int j = 0; j < R; j++) {
         int row = s.rows[min(j, s.n - 1)];
@@ -373,16 +374,16 @@ static __device__ inline void adapt_out_item(const k_adapting &a, const segment 
                 ((float *)a.p.y)[at + w] += sums[j][w];
             break;
         case K_PRODUCT_GATED:
-            adapt_out_gated<W>(a, row, column, sums[j], up[IS_GATED ? j : 0]);
+            adapter_out_gated<W>(a, row, column, sums[j], up[IS_GATED ? j : 0]);
             break;
-        case K_PRODUCT_RESIDUAL: adapt_out_residual<W>(a, row, column, sums[j]); break;
+        case K_PRODUCT_RESIDUAL: adapter_out_residual<W>(a, row, column, sums[j]); break;
         }
     }
 }
 
 template <int KIND, int W>
 static __global__ void __launch_bounds__(OUT_THREADS)
-    adapt_out_kernel(const k_adapting a, int n_columns)
+    adapter_out_kernel(const k_adapting a, int n_columns)
 {
     constexpr bool IS_WHOLE = KIND == K_PRODUCT_GATED || KIND == K_PRODUCT_RESIDUAL;
     int n_chunks = (n_columns + OUT_THREADS * W - 1) / (OUT_THREADS * W), n_items;
@@ -391,15 +392,15 @@ static __global__ void __launch_bounds__(OUT_THREADS)
     wait_for_previous();
     n_items = a.rows.count[0] * n_chunks;
     for (int item = blockIdx.x; item < n_items; item += gridDim.x) {
-        segment s = segment_of(a, item / n_chunks);
+        segment s = adapter_segment(a, item / n_chunks);
         int column = (item % n_chunks * OUT_THREADS + threadIdx.x) * W;
 
         if (column >= n_columns || (s.slot < 0 && !IS_WHOLE))
             continue;
         if (s.n == 1)
-            adapt_out_item<KIND, 1, W>(a, s, column);
+            adapter_out_item<KIND, 1, W>(a, s, column);
         else
-            adapt_out_item<KIND, ROWS, W>(a, s, column);
+            adapter_out_item<KIND, ROWS, W>(a, s, column);
     }
 }
 
@@ -416,17 +417,18 @@ int k_adapt_in(const struct k_adapting *a, k_stream stream)
     if (a->n == 0)
         return 0;
     if (group == 1)
-        return K_LAUNCH_EARLY(adapt_in_kernel<1>, n, IN_THREADS, stream, *a);
-    return K_LAUNCH_EARLY(adapt_in_kernel<4>, n, IN_THREADS, stream, *a);
+        return K_LAUNCH_EARLY(adapter_in_kernel<1>, n, IN_THREADS, stream, *a);
+    return K_LAUNCH_EARLY(adapter_in_kernel<4>, n, IN_THREADS, stream, *a);
 }
 
-template <int KIND, int W> static int adapt_launch_out(const struct k_adapting *a, k_stream stream)
+template <int KIND, int W>
+static int adapter_launch_out(const struct k_adapting *a, k_stream stream)
 {
     int n_columns = KIND == K_PRODUCT_GATED ? a->n_out / 2 : a->n_out;
     int n_chunks = (n_columns + OUT_THREADS * W - 1) / (OUT_THREADS * W);
     int n = std::min(a->n * n_chunks, OUT_BLOCKS * a->n_sms);
 
-    return K_LAUNCH_EARLY((adapt_out_kernel<KIND, W>), n, OUT_THREADS, stream, *a, n_columns);
+    return K_LAUNCH_EARLY((adapter_out_kernel<KIND, W>), n, OUT_THREADS, stream, *a, n_columns);
 }
 
 int k_adapt_out(const struct k_adapting *a, k_stream stream)
@@ -437,14 +439,14 @@ int k_adapt_out(const struct k_adapting *a, k_stream stream)
         return 0;
     switch (a->p.kind) {
     case K_PRODUCT_PLAIN:
-        return fuses ? adapt_launch_out<K_PRODUCT_PLAIN, 4>(a, stream)
-                     : adapt_launch_out<K_PRODUCT_PLAIN, 1>(a, stream);
+        return fuses ? adapter_launch_out<K_PRODUCT_PLAIN, 4>(a, stream)
+                     : adapter_launch_out<K_PRODUCT_PLAIN, 1>(a, stream);
     case K_PRODUCT_FLOAT:
-        return fuses ? adapt_launch_out<K_PRODUCT_FLOAT, 4>(a, stream)
-                     : adapt_launch_out<K_PRODUCT_FLOAT, 1>(a, stream);
-    case K_PRODUCT_GATED: return fuses ? adapt_launch_out<K_PRODUCT_GATED, 4>(a, stream) : -1;
+        return fuses ? adapter_launch_out<K_PRODUCT_FLOAT, 4>(a, stream)
+                     : adapter_launch_out<K_PRODUCT_FLOAT, 1>(a, stream);
+    case K_PRODUCT_GATED: return fuses ? adapter_launch_out<K_PRODUCT_GATED, 4>(a, stream) : -1;
     case K_PRODUCT_RESIDUAL:
-        return fuses && a->n_out % 16 == 0 ? adapt_launch_out<K_PRODUCT_RESIDUAL, 4>(a, stream)
+        return fuses && a->n_out % 16 == 0 ? adapter_launch_out<K_PRODUCT_RESIDUAL, 4>(a, stream)
                                            : -1;
     }
     return -1;

@@ -528,8 +528,8 @@ static __global__ void __launch_bounds__(ELEM_THREADS) pick_kernel(const k_pick 
         return;
     from = (size_t)(p.rows == NULL ? row : p.rows[row]) * p.from_stride + at;
     to = row * p.to_stride + at;
-    value = p.from_is_float ? ((const float *)p.from)[from]
-                            : load_bf16((const k_bf16 *)p.from + from);
+    value =
+        p.from_is_float ? ((const float *)p.from)[from] : load_bf16((const k_bf16 *)p.from + from);
     if (p.to_is_float)
         ((float *)p.to)[to] = value;
     else

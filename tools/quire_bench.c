@@ -366,8 +366,8 @@ static void bench_verify(struct bench *n, int n_seqs, int n_drafts)
         for (int seq = 0; seq < n_seqs; seq++) {
             add(n, seq, first, each, pages_each, false);
             for (int t = 0; t < each; t++)
-                n->b.rows[n->b.n_rows++] = (struct batch_row){
-                    .token_idx = n->b.n_tokens - each + t, .sampling = sampling_greedy()};
+                n->b.rows[n->b.n_rows++] = (struct batch_row){.token_idx = n->b.n_tokens - each + t,
+                                                              .sampling = sampling_greedy()};
         }
         step(n);
     }

@@ -29,8 +29,8 @@ int adapt_reserve(struct cuda *c)
 
     if (lim->n_adapters == 0)
         return ERR_OK;
-    adapt->t = cuda_alloc(&c->base, K_ADAPTED_MAX * rows * (size_t)lim->adapter_rank *
-                                        sizeof *adapt->t);
+    adapt->t =
+        cuda_alloc(&c->base, K_ADAPTED_MAX * rows * (size_t)lim->adapter_rank * sizeof *adapt->t);
     adapt->plain = cuda_alloc(&c->base, K_PRODUCT_ROWS_MAX * width * sizeof *adapt->plain);
     adapt->plain_width = (int)width;
     adapt->slots = mem_zalloc_array(rows, sizeof *adapt->slots);
@@ -84,9 +84,8 @@ static struct k_adapting adapt_begin(struct cuda *c, const struct k_matrix *w, i
 void adapt_before(struct cuda *c, struct k_adapting *a, const struct gemm_product *p, const void *x)
 {
     *a = adapt_begin(c, p->w, p->n);
-    a->p = (struct k_product){.kind = p->y_is_float ? K_PRODUCT_FLOAT : K_PRODUCT_PLAIN,
-                              .x = x,
-                              .y = p->y};
+    a->p = (struct k_product){
+        .kind = p->y_is_float ? K_PRODUCT_FLOAT : K_PRODUCT_PLAIN, .x = x, .y = p->y};
     cuda_keep(c, k_adapt_in(a, c->stream), "adapters");
 }
 

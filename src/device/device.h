@@ -415,7 +415,7 @@ struct device_ops {
     /* k_grow() of all tokens of the step; x is of the device's type. */
     void (*grow)(struct device *d, void *x, int stride, int width, const struct k_growth *g);
     void (*add)(struct device *d, float *x, const void *delta, float scale, int n);
-    /* Copy rows. NULL where the kind does not have it: such a device runs no EAGLE-3 head. */
+    /* Copy rows. */
     void (*pick)(struct device *d, const struct device_pick *p);
     /* The first `width` elements of each row of x [n][stride], of the device's type, *= by. */
     void (*scale)(struct device *d, void *x, int stride, int width, float by, int n);
@@ -472,12 +472,12 @@ struct device {
     const struct device_ops *ops;
     struct device_limits limits;
     struct device_extras extras;
-    size_t elem_bytes;         /* of plain weights, activations and KV: 4 cpu, 2 cuda */
-    int rows_multiple;         /* matmul() may touch rows up to the next multiple of this: x and y
+    size_t elem_bytes;      /* of plain weights, activations and KV: 4 cpu, 2 cuda */
+    int rows_multiple;      /* matmul() may touch rows up to the next multiple of this: x and y
                              * must have room for them */
-    size_t allocated_bytes;    /* allocated so far, by alloc() and its variants */
-    size_t sleeping_bytes;     /* the part of them that sleep() gives back */
-    size_t constant_bytes;     /* the part of those that the host keeps a copy of */
+    size_t allocated_bytes; /* allocated so far, by alloc() and its variants */
+    size_t sleeping_bytes;  /* the part of them that sleep() gives back */
+    size_t constant_bytes;  /* the part of those that the host keeps a copy of */
     /* host, int32 [tokens]: where begin() has put the tokens of its batch, as row numbers of
      * activations; NULL: they are as in the batch */
     const int32_t *places;

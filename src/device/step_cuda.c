@@ -636,8 +636,9 @@ static void step_rename(struct cuda *c)
         return;
     if (c->renames == NULL) {
         c->renames = cuda_alloc(&c->base, bytes);
-        rc = c->renames == NULL ? ERR_NO_MEMORY
-                                : c->base.ops->upload(&c->base, c->renames, c->base.sample_ids, bytes);
+        rc = c->renames == NULL
+                 ? ERR_NO_MEMORY
+                 : c->base.ops->upload(&c->base, c->renames, c->base.sample_ids, bytes);
     }
     if (rc == ERR_OK)
         rc = k_rename(c->sampled, c->renames, c->batch->n_rows, c->stream);
@@ -777,8 +778,7 @@ int step_reserve(struct cuda *c)
     size_t rows = (size_t)lim->n_seqs, pages = step_table_room(c) * (size_t)lim->n_tables;
     size_t history = rows * (size_t)lim->len_max;
 
-    c->staging_bytes =
-        step_lay_out(c, NULL, lim->n_tokens, lim->n_seqs, lim->n_seqs).bytes;
+    c->staging_bytes = step_lay_out(c, NULL, lim->n_tokens, lim->n_seqs, lim->n_seqs).bytes;
     c->history_cap = HISTORY_MAX;
     if (c->history_cap < (size_t)lim->len_max)
         c->history_cap = (size_t)lim->len_max;

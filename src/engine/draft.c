@@ -246,8 +246,9 @@ bool draft_may(const struct seq *seq)
 {
     const struct wire_generate *generate = &seq->request.generate;
 
-    return generate->drafts != 1 && seq->automaton == NULL && generate->n_allowed == 0 && generate->n_bad == 0 &&
-           generate->think_max == 0 && !seq_bans_stops(seq, 0) && !seq_has_rows(seq);
+    return generate->drafts != 1 && seq->automaton == NULL && generate->n_allowed == 0 &&
+           generate->n_bad == 0 && generate->think_max == 0 && !seq_bans_stops(seq, 0) &&
+           !seq_has_rows(seq);
 }
 
 /* Choose where to read the drafts: at the place that the text has followed so far, unless another

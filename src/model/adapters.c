@@ -21,7 +21,7 @@
 struct adapters_target {
     const char *name; /* without prefix */
     struct slice slice;
-    struct k_adapted *part; /* NULL: another rank has it */
+    struct k_adapted *part;  /* NULL: another rank has it */
     struct k_adapter *table; /* [n_slots]: the part's slots, in host memory */
 };
 
@@ -34,7 +34,7 @@ struct adapters {
     size_t slot_bytes;
     struct k_adapter *table; /* of the device, [n_targets][n_slots]; NULL: it reads the host's */
     struct k_adapter *all;   /* as table, on its way */
-    float *stage; /* float [stage_len]: a matrix on its way */
+    float *stage;            /* float [stage_len]: a matrix on its way */
     size_t stage_len;
 };
 
@@ -277,8 +277,8 @@ static size_t adapters_lay(const struct adapters_target *target, const struct ad
     n_a = (size_t)pair->rank * (size_t)target->slice.n_cols;
     n_b = (size_t)pair->rank * (size_t)target->slice.n_rows;
     b = at + adapters_aligned(n_a * elem_bytes);
-    *out = (struct k_adapter){
-        .a = slot + at, .b = slot + b, .rank = pair->rank, .scale = pair->scale};
+    *out =
+        (struct k_adapter){.a = slot + at, .b = slot + b, .rank = pair->rank, .scale = pair->scale};
     return b + adapters_aligned(n_b * elem_bytes);
 }
 
@@ -342,8 +342,7 @@ static int adapters_copy(struct adapters *a, struct device *d, const struct adap
 
     adapters_take_a(pair, slice, a->stage);
     memcpy(&to, &one->a, sizeof to); /* removes const */
-    rc = d->ops->weights(d, to, 0, a->stage, DEVICE_F32,
-                         (size_t)one->rank * (size_t)slice->n_cols);
+    rc = d->ops->weights(d, to, 0, a->stage, DEVICE_F32, (size_t)one->rank * (size_t)slice->n_cols);
     if (rc != ERR_OK)
         return rc;
     adapters_take_b(pair, slice, a->stage);

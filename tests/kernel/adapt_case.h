@@ -45,10 +45,10 @@ struct adapt_made {
     int n_out, y_width;
     int32_t slots[ADAPT_ROWS];
     int32_t order[ADAPT_ROWS], starts[ADAPT_ROWS + 1], segments[ADAPT_ROWS], count;
-    uint16_t *x;                /* bfloat16 [n][n_in], or float16 as K_HALF_AT */
-    k_bf16 *before, *norm;      /* [n][n_out]: the product; [n_out] */
-    float *before_float, *sums; /* the same numbers; [n][n_in / 16] */
-    float *residual;            /* [n][n_out] */
+    uint16_t *x;                                 /* bfloat16 [n][n_in], or float16 as K_HALF_AT */
+    k_bf16 *before, *norm;                       /* [n][n_out]: the product; [n_out] */
+    float *before_float, *sums;                  /* the same numbers; [n][n_in / 16] */
+    float *residual;                             /* [n][n_out] */
     float *y, *normed, *sums_out, *residual_out; /* wanted */
 };
 

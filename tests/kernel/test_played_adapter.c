@@ -30,28 +30,27 @@ static int play_rows(const struct adapt_made *m, int first, int n, struct adapt_
     int32_t work[ADAPT_SLOTS + 2];
     uint16_t *y = calloc(n_y + 1, sizeof *y), *normed = calloc(n_y + 1, sizeof *normed);
     float *t = floats((size_t)(c->n_parts * n * 64));
-    struct k_adapting a = {
-        .of = m->narrow,
-        .rows = {order, starts, slots, &count},
-        .p = {.kind = c->kind,
-              .x = m->x + (size_t)first * (size_t)c->n_in,
-              .sums_in = c->has_norm ? m->sums + first * (c->n_in / 16) : NULL,
-              .n_sums = c->n_in / 16,
-              .eps = ADAPT_EPS,
-              .y_is_half = c->is_half,
-              .y = c->kind == K_PRODUCT_FLOAT ? (void *)got->y : (void *)y,
-              .residual = got->residual,
-              .norm = m->norm,
-              .normed = normed,
-              .sums_out = got->sums_out},
-        .x_is_half = c->is_half,
-        .plain = m->before + skip,
-        .t = t,
-        .n = n,
-        .n_in = c->n_in,
-        .n_out = m->n_out,
-        .rank_max = 64,
-        .n_sms = 2};
+    struct k_adapting a = {.of = m->narrow,
+                           .rows = {order, starts, slots, &count},
+                           .p = {.kind = c->kind,
+                                 .x = m->x + (size_t)first * (size_t)c->n_in,
+                                 .sums_in = c->has_norm ? m->sums + first * (c->n_in / 16) : NULL,
+                                 .n_sums = c->n_in / 16,
+                                 .eps = ADAPT_EPS,
+                                 .y_is_half = c->is_half,
+                                 .y = c->kind == K_PRODUCT_FLOAT ? (void *)got->y : (void *)y,
+                                 .residual = got->residual,
+                                 .norm = m->norm,
+                                 .normed = normed,
+                                 .sums_out = got->sums_out},
+                           .x_is_half = c->is_half,
+                           .plain = m->before + skip,
+                           .t = t,
+                           .n = n,
+                           .n_in = c->n_in,
+                           .n_out = m->n_out,
+                           .rank_max = 64,
+                           .n_sms = 2};
     int rc;
 
     k_adapt_sort(&a.rows, m->slots + first, n, ADAPT_SLOTS, work);

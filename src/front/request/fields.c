@@ -666,7 +666,7 @@ static const struct fields_row fields_rows[] = {
 #include "kernels/sampling.def"
     BOTH("priority", fields_whole, .place = OUT_MEMBER(request.priority),
          .range = RANGE_FROM(INT_MIN, INT_MAX)),
-    BOTH("num_speculative_tokens", fields_drafts, .range = RANGE_FROM(0, WIRE_DRAFTS_MAX)),
+    BOTH("num_speculative_tokens", fields_drafts, .range = RANGE_FROM(0, 64)),
     BOTH("timeout_s", fields_timeout, .range = RANGE_ABOVE(0, 86400)),
     BOTH("seed", fields_seed),
     BOTH("stop", fields_stop),
