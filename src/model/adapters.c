@@ -22,6 +22,7 @@ struct adapters_target {
     const char *name; /* without prefix */
     struct slice slice;
     struct k_adapted *part;  /* NULL: another rank has it */
+    bool of_rows;            /* of the output matrix */
     struct k_adapter *table; /* [n_slots]: the part's slots, in host memory */
 };
 
@@ -114,8 +115,10 @@ const struct k_adapters *adapters_note(struct adapters *a, const char *const *na
         if (part->slots == NULL || !adapters_grow(a))
             return NULL;
         target = &a->targets[a->n_targets++];
-        *target = (struct adapters_target){
-            .slice = slices[i], .part = absent ? NULL : part, .table = part->slots};
+        *target = (struct adapters_target){.slice = slices[i],
+                                           .part = absent ? NULL : part,
+                                           .of_rows = of_rows,
+                                           .table = part->slots};
         if ((target->name = arena_strndup(&a->arena, name, strlen(name))) == NULL)
             return NULL;
         first += slices[i].n_rows;
@@ -156,7 +159,8 @@ static int adapters_store_table(const struct adapters *a, struct device *d)
     return d->ops->upload(d, a->table, a->all, a->n_targets * slots * sizeof *a->all);
 }
 
-/* Constant memory: a sleep keeps it. */
+/* Memory that a sleep leaves alone: an adapter may be placed after one, and the copy that a GPU's
+ * sleep makes of constant memory is made once. */
 int adapters_alloc(struct adapters *a, struct device *d)
 {
     size_t most = (size_t)a->rank_max;
@@ -174,7 +178,7 @@ int adapters_alloc(struct adapters *a, struct device *d)
         if (most * (n_in > n_out ? n_in : n_out) > a->stage_len)
             a->stage_len = most * (n_in > n_out ? n_in : n_out);
     }
-    a->memory = d->ops->alloc_constant(d, (size_t)a->n_slots * a->slot_bytes + ALIGN_BYTES);
+    a->memory = d->ops->alloc(d, (size_t)a->n_slots * a->slot_bytes + ALIGN_BYTES);
     a->stage = mem_alloc(a->stage_len * sizeof *a->stage);
     if (a->memory == NULL || a->stage == NULL || (d->is_gpu && !adapters_alloc_table(a, d)))
         return ERR_NO_MEMORY;
@@ -376,7 +380,8 @@ int adapters_place(struct adapters *a, struct device *d, int slot, const struct 
     return rc == ERR_OK ? adapters_store_table(a, d) : rc;
 }
 
-/* Numbers as small as those of a trained adapter, so that logits stay what they are. */
+/* Numbers as small as those of a trained adapter, so that logits stay what they are. The output
+ * matrix has none, as with PEFT's "all-linear". */
 int adapters_place_noise(struct adapters *a, struct device *d, int slot, int rank)
 {
     char *at = a->memory + (size_t)slot * a->slot_bytes;
@@ -391,7 +396,7 @@ int adapters_place_noise(struct adapters *a, struct device *d, int slot, int ran
                n_b = (size_t)rank * (size_t)target->slice.n_rows;
         char *b = at + adapters_aligned(n_a * d->elem_bytes);
 
-        if (target->part == NULL)
+        if (target->part == NULL || target->of_rows)
             continue;
         target->table[slot] = (struct k_adapter){.a = at, .b = b, .rank = rank, .scale = 1.0f};
         at = b + adapters_aligned(n_b * d->elem_bytes);
