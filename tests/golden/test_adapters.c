@@ -7,7 +7,7 @@
  * Then folders that are refused, each for one reason.
  *
  * Runs on the cpu device, or with QUIRE_TEST_DEVICE=cuda on the GPU, whose numbers are bfloat16:
- * there logits are within 2e-2, and texts may part. */
+ * there logits are within 2e-2, or three times the model's own noise, and texts may part. */
 #include <math.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -157,11 +157,16 @@ static void check_file(struct run *r, const char *name, const char *folder, int 
 static const struct {
     const char *name, *model;
     bool divides; /* by two ranks */
+    double noise; /* of bfloat16 in this model, as in test_golden.c */
 } adapters[] = {
-    {"llama-gqa-all", "llama-gqa", true},   {"llama-gqa-few", "llama-gqa", true},
-    {"llama-gqa-torch", "llama-gqa", true}, {"qwen2-window-r8", "qwen2-window", true},
-    {"qwen3-rslora", "qwen3", false},       {"phi3-pattern", "families/phi3", true},
-    {"gpt2-conv1d", "families/gpt2", true}, {"qwen2-moe-shared", "families/qwen2-moe", true},
+    {"llama-gqa-all", "llama-gqa", true, 0.0},
+    {"llama-gqa-few", "llama-gqa", true, 0.0},
+    {"llama-gqa-torch", "llama-gqa", true, 0.0},
+    {"qwen2-window-r8", "qwen2-window", true, 2.4e-2},
+    {"qwen3-rslora", "qwen3", false, 0.0},
+    {"gpt2-conv1d", "families/gpt2", true, 1e-2},
+    {"qwen2-moe-shared", "families/qwen2-moe", true, 2.3e-2},
+    {"phi3-pattern", "families/phi3", true, 2.9e-2},
 };
 
 /* The adapter is in slot 1, between two that hold others or nothing. */
@@ -169,6 +174,7 @@ static void check_adapter(size_t i, int n_ranks, int n_stages)
 {
     char folder[200], title[200];
     struct model *m = open_model(adapters[i].model, n_ranks, n_stages);
+    double common = limit;
     struct run *r = malloc(sizeof *r);
 
     if (m == NULL)
@@ -177,9 +183,12 @@ static void check_adapter(size_t i, int n_ranks, int n_stages)
     snprintf(folder, sizeof folder, "adapters/%s", adapters[i].name);
     snprintf(title, sizeof title, "%s, ranks: %d, stages: %d", adapters[i].name, n_ranks, n_stages);
     load(m, adapters[i].name, 1);
+    if (!is_exact && adapters[i].noise > 0.0)
+        limit = fmax(limit, 3.0 * adapters[i].noise);
     check_file(r, title, folder, 1 + 1);
     if (n_ranks * n_stages == 1)
         check_file(r, "without adapter", adapters[i].model, 0);
+    limit = common;
     model_close(m);
     free(r);
 }
