@@ -21,11 +21,9 @@
 #define IN_THREADS  256
 #define IN_WARPS    (IN_THREADS / 32)
 #define IN_BLOCKS   2 /* of a multiprocessor */
-#define IN_AHEAD    4 /* rows of x that are loaded at a time, so that they arrive together */
 #define LINE_BYTES  128
 #define IN_RUN      16 /* elements of a row that a thread reads at a time */
 #define OUT_THREADS 128
-#define OUT_LEAST   4 /* blocks of a multiprocessor, for the registers */
 #define FEW_ROWS    2 /* of a step: then items are small, so that there are enough of them */
 
 /* A segment: its rows and their adapter for a part. */
@@ -44,7 +42,7 @@ static __device__ inline segment adapter_segment(const k_adapting &a, int i)
 
 static __device__ inline float *adapter_inner(const k_adapting &a, int part, int row)
 {
-    return a.t + ((size_t)part * a.n + row) * ((a.rank_max + 3) / 4 * 4);
+    return a.t + ((size_t)part * a.n + row) * a.rank_max;
 }
 
 /* --- in ------------------------------------------------------------------------------------- */
@@ -83,23 +81,17 @@ static __device__ inline void adapter_in_runs(float sums[G][R], const k_adapting
     for (int j = 0; j < R; j++)
         x[j] = (const k_bf16 *)a.p.x + (size_t)s.rows[min(j, s.n - 1)] * a.n_in;
     for (int i = threadIdx.x * IN_RUN; i < a.n_in; i += IN_THREADS * IN_RUN) {
-        uint32_t own[G][8], other[R < IN_AHEAD ? R : IN_AHEAD][8];
+        uint32_t own[G][8], other[8];
 
 #pragma unroll
         for (int g = 0; g < G; g++)
             adapter_load_run(own[g], of + (size_t)min(g, n_of - 1) * a.n_in + i);
 #pragma unroll
         for (int j = 0; j < R; j++) {
-            if (j % IN_AHEAD == 0) {
-                if (j >= s.n)
-                    break;
-#pragma unroll
-                for (int k = 0; k < IN_AHEAD && k < R; k++)
-                    adapter_load_run(other[k], x[j + k] + i);
-            }
+            adapter_load_run(other, x[j] + i);
 #pragma unroll
             for (int word = 0; word < 8; word++) {
-                float2 two = adapter_pair<HALF>(other[j % IN_AHEAD][word]);
+                float2 two = adapter_pair<HALF>(other[word]);
 
 #pragma unroll
                 for (int g = 0; g < G; g++) {
@@ -143,37 +135,6 @@ static __device__ inline float adapter_inverse(const k_adapting &a, int row)
     return rsqrtf(sum / a.n_in + a.p.eps);
 }
 
-/* The sums of N numbers of each lane over the lanes of a warp. With as many numbers as lanes each
- * step halves them, and a lane ends with the sum of the number that is its own; both ways add in
- * the same order. */
-template <int N> static __device__ inline void adapter_add_lanes(float *v, float *to, int lane)
-{
-    if constexpr (N == 32) {
-#pragma unroll
-        for (int by = 16; by > 0; by /= 2) {
-            bool upper = (lane & by) != 0;
-
-#pragma unroll
-            for (int i = 0; i < by; i++) {
-                float own = upper ? v[i + by] : v[i], other = upper ? v[i] : v[i + by];
-
-                v[i] = own + __shfl_xor_sync(~0U, other, by);
-            }
-        }
-        to[lane] = v[0];
-    } else {
-#pragma unroll
-        for (int i = 0; i < N; i++) {
-            float sum = v[i];
-
-            for (int by = 16; by > 0; by /= 2)
-                sum += __shfl_xor_sync(~0U, sum, by);
-            if (lane == 0)
-                to[i] = sum;
-        }
-    }
-}
-
 template <int G, int R>
 static __device__ inline void adapter_in_item(const k_adapting &a, int part, const k_adapter &one,
                                               int k, const segment &s, float *shared)
@@ -194,7 +155,15 @@ static __device__ inline void adapter_in_item(const k_adapting &a, int part, con
         if (lane == 0)
             inverse[warp] = factor;
     }
-    adapter_add_lanes<G * R>(&sums[0][0], shared + warp * G * R, lane);
+#pragma unroll
+    for (int i = 0; i < G * R; i++) {
+        float sum = sums[i / R][i % R];
+
+        for (int by = 16; by > 0; by /= 2)
+            sum += __shfl_xor_sync(~0U, sum, by);
+        if (lane == 0)
+            shared[warp * G * R + i] = sum;
+    }
     __syncthreads();
     if (threadIdx.x < G * R) {
         int g = threadIdx.x / R, j = threadIdx.x % R;
@@ -281,17 +250,12 @@ template <int W> static __device__ inline void adapter_load_columns(float v[W], 
     }
 }
 
-/* W numbers of a row as they are in memory. */
-template <int W> struct alignas(2 * W) columns {
-    k_bf16 v[W];
-};
-
 /* What the adapter adds to W columns of R rows. */
 template <int R, int W>
 static __device__ inline void adapter_out_sums(float sums[R][W], const k_adapting &a,
                                                const segment &s, int column)
 {
-    constexpr int STEP = W == 1 ? 4 : R == 1 ? 16 : 8; /* rows of b that are loaded at a time */
+    constexpr int STEP = R == 1 ? 16 : 4; /* rows of b that are loaded at a time */
     k_adapter one = {};
     int part = 0;
 
@@ -305,27 +269,22 @@ static __device__ inline void adapter_out_sums(float sums[R][W], const k_adaptin
     for (int k = 0; k < one.rank; k += STEP) {
         int n_out = a.of.parts[part].n_out, first = a.of.parts[part].first;
         const k_bf16 *b = (const k_bf16 *)one.b + (size_t)k * n_out + (column - first);
-        columns<W> v[STEP];
+        float v[STEP][W];
 
 #pragma unroll
         for (int i = 0; i < STEP; i++)
-            v[i] = *(const columns<W> *)(b + (size_t)min(i, one.rank - 1 - k) * n_out);
+            adapter_load_columns<W>(v[i], b + (size_t)min(i, one.rank - 1 - k) * n_out);
 #pragma unroll
         for (int j = 0; j < R; j++) {
             const float *t = adapter_inner(a, part, s.rows[min(j, s.n - 1)]) + k;
-            float all[STEP];
 
-#pragma unroll
-            for (int i = 0; i < STEP; i += 4)
-                *(float4 *)(all + i) = *(const float4 *)(t + min(i, (one.rank - 1 - k) / 4 * 4));
 #pragma unroll
             for (int i = 0; i < STEP; i++) {
-                float by = k + i < one.rank ? all[i] : 0.0f, numbers[W];
+                float by = k + i < one.rank ? t[i] : 0.0f;
 
-                adapter_load_columns<W>(numbers, (const k_bf16 *)&v[i]);
 #pragma unroll
                 for (int w = 0; w < W; w++)
-                    sums[j][w] = __fmaf_rn(by, numbers[w], sums[j][w]);
+                    sums[j][w] = __fmaf_rn(by, v[i][w], sums[j][w]);
             }
         }
     }
@@ -423,7 +382,7 @@ static __device__ inline void adapter_out_item(const k_adapting &a, const segmen
 }
 
 template <int KIND, int W>
-static __global__ void __launch_bounds__(OUT_THREADS, OUT_LEAST)
+static __global__ void __launch_bounds__(OUT_THREADS)
     adapter_out_kernel(const k_adapting a, int n_columns)
 {
     constexpr bool IS_WHOLE = KIND == K_PRODUCT_GATED || KIND == K_PRODUCT_RESIDUAL;

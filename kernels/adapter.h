@@ -85,8 +85,7 @@ struct k_adapting {
     struct k_product p;
     bool x_is_half;      /* x is as K_HALF_AT; n_in is a multiple of 16 */
     const k_bf16 *plain; /* bf16 [n][n_out] */
-    float *t;            /* memory for float32 [n_parts][n][rank_max], the last a
-                          * multiple of 4, rounded up */
+    float *t;            /* memory for float32 [n_parts][n][rank_max] */
     int n, n_in, n_out, rank_max, n_sms;
 };
 
