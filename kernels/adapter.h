@@ -55,20 +55,49 @@ void ref_adapt_row(float *y, const float *b, const float *t, int rank, float sca
 void ref_adapt(float *y, const float *x, const struct k_adapters *adapters, int slot, int n_in,
                float *t);
 
-/* The products of a step on a GPU: y [n][stride] += those of the rows' adapters. */
-struct k_adapting {
-    struct k_adapters of; /* its slots in device memory */
-    void *y;              /* bf16, or float32 */
-    bool y_is_float;
-    const k_bf16 *x;         /* bf16 [n][n_in] */
-    float *t;                /* memory for float32 [n_parts][n][rank_max] */
-    const int32_t *adapters; /* int32: the slot of each token, -1: none */
-    const int32_t *rows;     /* int32 [n]: tokens of the rows; NULL: they are the tokens */
-    int n, n_in, stride, rank_max;
+/* --- on a GPU ------------------------------------------------------------------------------ */
+
+/* The rows of a product in the order of their adapters. A segment is some rows, at most
+ * K_ADAPT_ROWS, of one slot or without adapter; each row is in one segment. */
+#define K_ADAPT_ROWS 8
+struct k_adapt_rows {
+    int32_t *order;  /* int32 [n]: the segments' rows */
+    int32_t *starts; /* int32 [n + 1]: of the segments in order, and the end */
+    int32_t *slots;  /* int32 [n]: of the segments; -1: none */
+    int32_t *count;  /* int32 [1]: segments */
 };
 
-/* 0, or -1 if a launch fails. Deterministic; may be captured. */
-int k_adapt(const struct k_adapting *a, k_stream stream);
+/* Make the segments of n rows: slots_of int32 [n], each -1 .. n_slots - 1. On the host. work: int32
+ * [n_slots + 2]. */
+void k_adapt_sort(const struct k_adapt_rows *to, const int32_t *slots_of, int n, int n_slots,
+                  int32_t *work);
+
+/* A product whose rows may have adapters, in three steps: k_adapt_in(), then the product itself,
+ * then k_adapt_out(), which does what p says with the sum of both (struct k_product):
+ *
+ *   K_PRODUCT_PLAIN, _FLOAT      y has the product and gets the sum
+ *   K_PRODUCT_GATED, _RESIDUAL   plain has the product, bias included; norm and sums as there
+ *
+ * Of p, w and bias are not read. sums_in completes the norm of x. */
+struct k_adapting {
+    struct k_adapters of;     /* its slots in device memory */
+    struct k_adapt_rows rows; /* likewise */
+    struct k_product p;
+    bool x_is_half;      /* x is as K_HALF_AT; n_in is a multiple of 16 */
+    const k_bf16 *plain; /* bf16 [n][n_out] */
+    float *t;            /* memory for float32 [n_parts][n][rank_max] */
+    int n, n_in, n_out, rank_max, n_sms;
+};
+
+/* Can k_adapt_out() do more than K_PRODUCT_PLAIN and _FLOAT with this matrix? Runs of columns must
+ * be multiples of 4. */
+bool k_adapt_fuses(const struct k_adapters *of, int n_out);
+
+/* 0, or -1 if a launch fails. Deterministic; a row's result does not depend on the others; may be
+ * captured, then for segments that change. Adapters' memory is aligned to 16 bytes. The kernels may
+ * begin before the previous one has ended. */
+int k_adapt_in(const struct k_adapting *a, k_stream stream);
+int k_adapt_out(const struct k_adapting *a, k_stream stream);
 
 #ifdef __cplusplus
 }

@@ -15,7 +15,31 @@
     (kernel<<<(grid), (block), (smem), (stream)>>>(__VA_ARGS__), \
      cudaPeekAtLastError() == cudaSuccess ? 0 : -1)
 
+/* A launch without shared memory that may begin while the kernel in front of it still runs
+ * (wait_for_previous()). */
+#define K_LAUNCH_EARLY(kernel, grid, block, stream, ...) \
+    launch_early(kernel, dim3(grid), (block), (stream), __VA_ARGS__)
+
 typedef __nv_bfloat16 bf16;
+
+#ifndef gridDim /* else kernels are played on the host */
+template <class... P, class... A>
+static inline int launch_early(void (*kernel)(P...), dim3 grid, unsigned block, k_stream stream,
+                               A... args)
+{
+    cudaLaunchAttribute attribute = {};
+    cudaLaunchConfig_t config = {};
+
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    config.gridDim = grid;
+    config.blockDim = dim3(block);
+    config.stream = (cudaStream_t)stream;
+    config.attrs = &attribute;
+    config.numAttrs = k_is_portable() ? 0 : 1;
+    return cudaLaunchKernelEx(&config, kernel, args...) == cudaSuccess ? 0 : -1;
+}
+#endif
 
 static __device__ inline const bf16 *as_bf16(const k_bf16 *p)
 {
@@ -73,10 +97,16 @@ static __device__ inline void store_eight(k_bf16 *to, const float *v)
 /* Two float16 packed in a word, clamped to the largest; NaN stays NaN. */
 static __device__ inline uint32_t pack_half(float low, float high)
 {
+#ifdef gridDim
+    __half2 pair = __floats2half2_rn(low, high);
+
+    return *(uint32_t *)&pair;
+#else
     uint32_t two;
 
     asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(high), "f"(low));
     return two;
+#endif
 }
 
 /* Store element `at` of the input of a product; is_half: of a product with e4m3 (K_HALF_AT). */

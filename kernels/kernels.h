@@ -231,6 +231,20 @@ void ref_norm_within(float *x, int stride, const struct k_norm *norm, int n, int
 int k_norm_within(k_bf16 *x, int stride, const struct k_norm *norm, int n, int dim,
                   k_stream stream);
 
+/* Rows of `width` elements, float32 or bfloat16: row i of `to` becomes row rows[i] of `from`. */
+struct k_pick {
+    void *to;
+    const void *from;
+    int to_stride, from_stride; /* elements between rows */
+    bool to_is_float, from_is_float;
+    const int32_t *rows; /* int32 [n]; NULL: row i */
+    int width, n;
+};
+int k_pick_rows(const struct k_pick *p, k_stream stream);
+
+/* ids int32 [n] = table at ids. */
+int k_rename(int32_t *ids, const int32_t *table, int n, k_stream stream);
+
 /* RMS norms of rows whose elements are divided between ranks: queries, then keys, of x [n][stride].
  * squares [n][K_SQUARES(n_ranks)], of x's type: k_squares() writes this rank's two sums of squares
  * into its place, each as three bf16 numbers whose sum is the float exactly, and zeros into the

@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * References of adapter.h; the cpu device calls ref_adapt_row() itself. */
+ * References of adapter.h; the cpu device calls ref_adapt_row() itself. And the host's part of the
+ * products on a GPU: the order of rows. */
 #include "kernels/adapter.h"
+
+#include <string.h>
 
 #define BLOCK 64 /* sums of a row that stay in registers or in the L1 cache */
 
@@ -38,4 +41,44 @@ void ref_adapt(float *y, const float *x, const struct k_adapters *adapters, int 
         }
         ref_adapt_row(y + part->first, one->b, t, one->rank, one->scale, part->n_out, part->n_out);
     }
+}
+
+/* Rows of a slot keep their order; those without adapter come first. */
+void k_adapt_sort(const struct k_adapt_rows *to, const int32_t *slots_of, int n, int n_slots,
+                  int32_t *work)
+{
+    int n_segments = 0;
+
+    memset(work, 0, (size_t)(n_slots + 2) * sizeof *work);
+    for (int i = 0; i < n; i++)
+        work[slots_of[i] + 2]++; /* of the slots before */
+    for (int slot = 0; slot <= n_slots; slot++)
+        work[slot + 1] += work[slot];
+    for (int i = 0; i < n; i++)
+        to->order[work[slots_of[i] + 1]++] = i;
+    for (int at = 0, first = 0; at < n; at++) {
+        int slot = slots_of[to->order[at]];
+
+        if (at > 0 && slot == slots_of[to->order[at - 1]] && at - first < K_ADAPT_ROWS)
+            continue;
+        first = at;
+        to->starts[n_segments] = at;
+        to->slots[n_segments++] = slot;
+    }
+    to->starts[n_segments] = n;
+    to->count[0] = n_segments;
+}
+
+static bool adapt_is_whole(int n)
+{
+    return n % 4 == 0;
+}
+
+bool k_adapt_fuses(const struct k_adapters *of, int n_out)
+{
+    bool whole = adapt_is_whole(n_out / 2);
+
+    for (int p = 0; p < of->n_parts; p++)
+        whole = whole && adapt_is_whole(of->parts[p].first) && adapt_is_whole(of->parts[p].n_out);
+    return whole;
 }

@@ -516,3 +516,43 @@ int k_soften(float *x, const struct k_softening *how, int n, int width, k_stream
     return K_LAUNCH(soften_kernel, rows_blocks_of(elems), ELEM_THREADS, 0, stream, x, *how, width,
                     elems);
 }
+
+/* --- rows of other steps -------------------------------------------------------------------- */
+
+static __global__ void __launch_bounds__(ELEM_THREADS) pick_kernel(const k_pick p)
+{
+    size_t i = rows_elem_of_thread(), row = i / p.width, at = i % p.width, from, to;
+    float value;
+
+    if (row >= (size_t)p.n)
+        return;
+    from = (size_t)(p.rows == NULL ? row : p.rows[row]) * p.from_stride + at;
+    to = row * p.to_stride + at;
+    value =
+        p.from_is_float ? ((const float *)p.from)[from] : load_bf16((const k_bf16 *)p.from + from);
+    if (p.to_is_float)
+        ((float *)p.to)[to] = value;
+    else
+        store_bf16((k_bf16 *)p.to + to, value);
+}
+
+int k_pick_rows(const struct k_pick *p, k_stream stream)
+{
+    return K_LAUNCH(pick_kernel, rows_blocks_of((size_t)p->n * p->width), ELEM_THREADS, 0, stream,
+                    *p);
+}
+
+static __global__ void __launch_bounds__(ELEM_THREADS)
+    rename_kernel(int32_t *ids, const int32_t *table, int n)
+{
+    size_t i = rows_elem_of_thread();
+
+    if (i < (size_t)n)
+        ids[i] = table[ids[i]];
+}
+
+int k_rename(int32_t *ids, const int32_t *table, int n, k_stream stream)
+{
+    return K_LAUNCH(rename_kernel, rows_blocks_of((size_t)n), ELEM_THREADS, 0, stream, ids, table,
+                    n);
+}

@@ -39,7 +39,7 @@ _quire() {
             --client-retention-max --client-special-tokens --client-stall-s --config --convert
             --cpu-kv-bytes --cpu-threads --data-parallel-rank --data-parallel-size
             --dataset-name --dataset-path --default-chat-template-kwargs --device
-            --disable-custom-all-reduce --drain-timeout-s --enable-expert-parallel
+            --disable-custom-all-reduce --drafts --drain-timeout-s --enable-expert-parallel
             --enable-force-include-usage --enable-lora --enable-prefix-caching --endpoint
             --engine-socket --engine-wait-ms --extra-body --front-threads --gemm-table
             --generation-config --goodput --gpu-memory-utilization --health-stall-s --help
@@ -47,9 +47,9 @@ _quire() {
             --kernels --kv-cache-dtype --kv-host-bytes --kv-host-file --kv-retained-pct
             --kv-store-bytes --kv-store-dir --kv-store-reserve-bytes --label --lane-arena-bytes
             --lane-slots --listen --load-format --log-level --long-prefill-token-threshold
-            --lora-dir --lora-modules --master-addr --master-port --max-body-bytes
-            --max-choices --max-concurrency --max-cpu-loras --max-lanes --max-logprobs
-            --max-lora-rank --max-loras --max-model-len --max-num-batched-tokens
+            --lora-adapters --lora-dir --lora-modules --lora-rank --master-addr --master-port
+            --max-body-bytes --max-choices --max-concurrency --max-cpu-loras --max-lanes
+            --max-logprobs --max-lora-rank --max-loras --max-model-len --max-num-batched-tokens
             --max-num-queued-reqs --max-num-queued-tokens --max-num-seqs --max-stop-strings
             --metric-percentiles --model --models-dir --models-max --models-run --nnodes
             --node-rank --num-pages --num-prompts --num-warmups --output-len

@@ -23,7 +23,7 @@
 
 /* The options of the command line that are not settings of the engine. */
 struct bench_options {
-    int num_prompts, max_concurrency, input_len, output_len;
+    int num_prompts, max_concurrency, input_len, output_len, lora_adapters, lora_rank, drafts;
     double read_limit; /* bytes per second */
 };
 
@@ -35,6 +35,8 @@ struct bench {
     const struct model_shape *shape;
     struct batch b;
     int32_t *ids;
+    int32_t *adapters;     /* int32 [seqs]: slots of the step's sequences */
+    int n_adapters;        /* that sequences have in turn; 0: none has any */
     int *first_page;       /* int [seqs]: first page of each sequence in the step */
     long *steps;           /* long [seqs]: the step that sampled each sequence last; -1: none */
     int *rows;             /* int [seqs]: its row in that step */
@@ -62,6 +64,7 @@ static void die(const char *what)
 static void clear(struct bench *n)
 {
     n->b.n_tokens = n->b.n_seqs = n->b.n_rows = 0;
+    n->b.adapters = n->n_adapters > 0 ? n->adapters : NULL;
     n->waits = false;
 }
 
@@ -92,6 +95,8 @@ static void add(struct bench *n, int seq, int done, int count, int pages_each, b
     batch->seq_start[i + 1] = batch->n_tokens;
     batch->kv_len[i] = done + count;
     n->first_page[i] = seq * pages_each;
+    if (n->n_adapters > 0)
+        n->adapters[i] = seq % n->n_adapters;
     /* A prompt that is computed in several steps samples only in its last one. */
     if (!sampled)
         return;
@@ -316,6 +321,72 @@ static void bench_prefill(struct bench *n, int length)
 
 #define FIRST_TOKENS 128 /* of the first step, and before decodes of one sequence */
 
+/* Decodes with adapters, each beside the same without: of a model whose slots may have any, and of
+ * 1, 8 and all adapters in turn. */
+static void bench_adapters(struct bench *n)
+{
+    static const int seqs[] = {1, 4, 64};
+
+    for (int slot = 0; slot < n->options.lora_adapters; slot++) {
+        if (model_adapter_place_noise(n->m, slot, n->options.lora_rank) != ERR_OK)
+            die("no room for adapters");
+    }
+    for (size_t i = 0; i < sizeof seqs / sizeof seqs[0]; i++) {
+        for (int j = 0; j < 4; j++) {
+            int all = n->options.lora_adapters, most = j < 2 ? j : j == 2 ? 8 : all;
+
+            if ((j == 2 && all <= 8) || most > seqs[i])
+                continue;
+            n->n_adapters = most;
+            printf("adapters: %d, ", most);
+            bench_decode(n, seqs[i], 1000, 1128);
+        }
+    }
+    n->n_adapters = 0;
+}
+
+/* Steps that verify drafts: each sequence has as many sampled tokens more. The tokens are known to
+ * the host, as those of drafts are. */
+static void bench_verify(struct bench *n, int n_seqs, int n_drafts)
+{
+    int first = 1000, n_steps = 128, warm = 8, each = 1 + n_drafts;
+    int pages_each = (first + each + n->shape->page_tokens) / n->shape->page_tokens;
+    uint64_t start = 0;
+    double us;
+
+    if (n_seqs * each > n->seqs || (long)n_seqs * pages_each > n->shape->n_pages)
+        return;
+    settle(n);
+    for (int i = 0; i < n_steps + warm; i++) {
+        if (i == warm) {
+            settle(n);
+            start = clock_us();
+        }
+        clear(n);
+        for (int seq = 0; seq < n_seqs; seq++) {
+            add(n, seq, first, each, pages_each, false);
+            for (int t = 0; t < each; t++)
+                n->b.rows[n->b.n_rows++] = (struct batch_row){.token_idx = n->b.n_tokens - each + t,
+                                                              .sampling = sampling_greedy()};
+        }
+        step(n);
+    }
+    end_steps(n, 0);
+    us = (double)(clock_us() - start) / n_steps;
+    printf("verify, %d sequence%s of %d drafts, context %d: %.3f ms a step\n", n_seqs,
+           n_seqs == 1 ? "" : "s", n_drafts, first, us * 1e-3);
+    settle(n);
+}
+
+static void bench_drafts(struct bench *n)
+{
+    for (int seqs = 1; seqs <= 64; seqs *= 8) {
+        bench_decode(n, seqs, 1000, 1128);
+        bench_verify(n, seqs, 0);
+        bench_verify(n, seqs, n->options.drafts);
+    }
+}
+
 /* All cases of "quire bench latency". A CPU gets fewer and smaller ones, because it would take
  * minutes for the others. */
 static void bench_latency(struct bench *n)
@@ -329,6 +400,14 @@ static void bench_latency(struct bench *n)
     end_steps(n, 0);
     printf("first step, 128 tokens: %.1f ms\n", (double)(clock_us() - start_us) * 1e-3);
     (void)fflush(stdout); /* useful while the rest is being measured */
+    if (n->options.lora_adapters > 0) {
+        bench_adapters(n);
+        return;
+    }
+    if (n->options.drafts > 0) {
+        bench_drafts(n);
+        return;
+    }
     bench_decode(n, 1, 128, 1152);
     for (int seqs = 2; seqs <= 64 && gpu; seqs *= 2)
         bench_decode(n, seqs, 1000, 1064);
@@ -645,13 +724,14 @@ static void allocate(struct bench *n)
     n->b.page_ids = mem_zalloc_array((size_t)n->shape->n_groups * seqs * (size_t)n->b.pages_max,
                                      sizeof(int32_t));
     n->first_page = mem_zalloc_array(seqs, sizeof *n->first_page);
+    n->adapters = mem_zalloc_array(seqs, sizeof *n->adapters);
     n->b.rows = mem_zalloc_array(seqs, sizeof *n->b.rows);
     n->ids = mem_zalloc_array(seqs, sizeof *n->ids);
     n->rows = mem_zalloc_array(seqs, sizeof *n->rows);
     n->steps = mem_zalloc_array(seqs, sizeof *n->steps);
     if (n->b.token_ids == NULL || n->b.seq_start == NULL || n->b.kv_len == NULL ||
         n->b.page_ids == NULL || n->first_page == NULL || n->b.rows == NULL || n->ids == NULL ||
-        n->rows == NULL || n->steps == NULL)
+        n->rows == NULL || n->steps == NULL || n->adapters == NULL)
         die("no memory");
     for (int i = 0; i < n->seqs; i++)
         n->steps[i] = -1;
@@ -667,7 +747,10 @@ static int take_options(struct bench_options *o, int argc, char **argv)
     } numbers[] = {{"--num-prompts", offsetof(struct bench_options, num_prompts)},
                    {"--max-concurrency", offsetof(struct bench_options, max_concurrency)},
                    {"--input-len", offsetof(struct bench_options, input_len)},
-                   {"--output-len", offsetof(struct bench_options, output_len)}};
+                   {"--output-len", offsetof(struct bench_options, output_len)},
+                   {"--lora-adapters", offsetof(struct bench_options, lora_adapters)},
+                   {"--drafts", offsetof(struct bench_options, drafts)},
+                   {"--lora-rank", offsetof(struct bench_options, lora_rank)}};
     int left = 1;
 
     for (int i = 1; i < argc; i++) {
@@ -708,6 +791,10 @@ static void help(void)
         "  --max-concurrency N  256    maximum concurrent requests\n"
         "  --input-len N        1024   tokens per prompt\n"
         "  --output-len N       1024   tokens per output\n"
+        "  --drafts N           0      latency of steps that verify N drafts of each sequence\n"
+        "  --lora-adapters N    0      latency with N adapters of noise on all layers, beside\n"
+        "                              latency without: 1 and 64 sequences, which have them in turn\n"
+        "  --lora-rank N        16     their rank\n"
         "  --read-limit GB/s    4650   read bandwidth of the memory (an H200's)\n\n"
         "Settings are those of the engine (quire-engine --help). --load-format dummy needs only\n"
         "config.json, no weights; --quantization fp8 and --kv-cache-dtype fp8 choose formats.\n");
@@ -737,6 +824,7 @@ int quire_bench(int argc, char **argv)
                                             .max_concurrency = 256,
                                             .input_len = 1024,
                                             .output_len = 1024,
+                                            .lora_rank = 16,
                                             .read_limit = 4.65e12};
     /* settings_read() gets the arguments without ours, and reads the others as quire-engine
      * does. */
@@ -747,8 +835,10 @@ int quire_bench(int argc, char **argv)
     if (!exit_now && strcmp(what, "kernel") == 0) {
         bench_kernel(bench);
     } else if (!exit_now) {
-        const struct model_options options = model_options_of(&bench->settings);
+        struct model_options options = model_options_of(&bench->settings);
 
+        options.n_adapters = bench->options.lora_adapters;
+        options.adapter_rank = bench->options.lora_rank;
         if (model_open(&bench->m, &options) != ERR_OK)
             die("cannot open the model");
         bench->shape = model_shape(bench->m);

@@ -96,8 +96,11 @@ static bool plan_row(const struct plan_task *t, int n_ranks, size_t format)
 {
     char device[64];
     const struct settings *s = &t->settings;
+    const struct model_options given = model_options_of(s);
     struct model_options o = {
         .dir = t->folder,
+        .n_adapters = given.n_adapters,
+        .adapter_rank = given.adapter_rank,
         .device = device,
         .dummy_weights = true,
         .quantization = plan_formats[format].quantization,

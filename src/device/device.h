@@ -66,6 +66,7 @@ struct device_limits {
     int state_shared; /* bytes of shared memory that a block of their kernels takes */
     int n_stages;     /* of the model; 0: one */
     bool follows;     /* a device of another process samples */
+    bool picks;       /* steps have rows for pick() */
     int n_adapters;   /* slots of adapters (kernels/adapter.h); 0: there are none */
     int adapter_rank; /* the highest of any */
     int adapter_in;   /* widest input of a matrix with adapters */
@@ -103,6 +104,10 @@ struct device_batch {
     /* int32 [n_tokens]: the slot of each token's adapter, -1: none; NULL: no token has one. Only
      * where has_adapters of struct device is set. */
     const int32_t *adapters;
+    const int32_t *picked; /* int32 [n_tokens]: the rows that pick() is given in this step; NULL:
+                            * none, as where `picks` of the limits is not set */
+    bool is_variant;       /* enqueues other operations than steps without this; in a model with
+                            * adapters never */
 };
 
 /* Rows of activations. The operation that computes them writes the form that the next product
@@ -194,7 +199,7 @@ struct device_pick {
     const void *from;
     int to_stride, from_stride;      /* elements between rows */
     bool to_is_float, from_is_float; /* else of the device's type */
-    const int32_t *rows;             /* host, int32 [n], until the step has begun; NULL: row i */
+    const int32_t *rows;             /* `picked` of the step's batch; NULL: row i */
     int width, n;
 };
 
@@ -411,7 +416,7 @@ struct device_ops {
     /* k_grow() of all tokens of the step; x is of the device's type. */
     void (*grow)(struct device *d, void *x, int stride, int width, const struct k_growth *g);
     void (*add)(struct device *d, float *x, const void *delta, float scale, int n);
-    /* Copy rows. NULL where the kind does not have it: such a device runs no EAGLE-3 head. */
+    /* Copy rows. */
     void (*pick)(struct device *d, const struct device_pick *p);
     /* The first `width` elements of each row of x [n][stride], of the device's type, *= by. */
     void (*scale)(struct device *d, void *x, int stride, int width, float by, int n);
@@ -468,12 +473,15 @@ struct device {
     const struct device_ops *ops;
     struct device_limits limits;
     struct device_extras extras;
-    size_t elem_bytes;         /* of plain weights, activations and KV: 4 cpu, 2 cuda */
-    int rows_multiple;         /* matmul() may touch rows up to the next multiple of this: x and y
+    size_t elem_bytes;      /* of plain weights, activations and KV: 4 cpu, 2 cuda */
+    int rows_multiple;      /* matmul() may touch rows up to the next multiple of this: x and y
                              * must have room for them */
-    size_t allocated_bytes;    /* allocated so far, by alloc() and its variants */
-    size_t sleeping_bytes;     /* the part of them that sleep() gives back */
-    size_t constant_bytes;     /* the part of those that the host keeps a copy of */
+    size_t allocated_bytes; /* allocated so far, by alloc() and its variants */
+    size_t sleeping_bytes;  /* the part of them that sleep() gives back */
+    size_t constant_bytes;  /* the part of those that the host keeps a copy of */
+    /* host, int32 [tokens]: where begin() has put the tokens of its batch, as row numbers of
+     * activations; NULL: they are as in the batch */
+    const int32_t *places;
     const int32_t *sample_ids; /* host: sample() gives sample_ids[id] in place of id; NULL: id */
     bool has_adapters;         /* products add those of adapters */
     bool is_gpu;               /* and operations are enqueued; else they run when they are called */

@@ -188,6 +188,10 @@ static int card_reserve(struct device *d, const struct device_limits *limits)
         bytes += DEVICE_HALVED_BYTES;
     if (n_ranks > 1)
         bytes += K_SUM_INBOX_BYTES(n_ranks);
+    if (limits->n_adapters > 0) /* as adapt_cuda.c */
+        bytes += (tokens * K_ADAPTED_MAX * (size_t)limits->adapter_rank +
+                  (size_t)K_PRODUCT_ROWS_MAX * (size_t)limits->ff_dim) *
+                 sizeof(float);
     if (card_of(d)->takes_rows)
         bytes += 2 * tokens * (size_t)limits->dim * sizeof(float);
     if (card_alloc(d, bytes) != NULL)
@@ -251,6 +255,7 @@ int device_card_open(struct device **out, const char *card)
     c->base.ops = &card_ops;
     c->base.elem_bytes = sizeof(k_bf16);
     c->base.is_gpu = true;
+    c->base.has_adapters = true;
     /* As device_cuda.c, because it rounds up the rows of activations. */
     c->base.rows_multiple = 256;
     c->total_bytes = kind.mib << 20;

@@ -372,6 +372,20 @@ static const struct k_quantised *cuda_codes_for(struct device_rows *rows, const 
     return &rows->codes;
 }
 
+/* Can the operation before a product with w write codes only? Adapters read the rows themselves. */
+static bool cuda_needs_codes_only(const struct cuda *c, const struct k_matrix *w, int n)
+{
+    return cuda_reads_codes(w, n) && !adapt_is_due(c, w);
+}
+
+/* Codes of rows that were kept as well. */
+static void cuda_quantise_kept(struct device *d, struct device_rows *rows, int n,
+                               const struct k_matrix *to)
+{
+    if (!cuda_needs_codes_only(cuda_of(d), to, n))
+        cuda_quantise(d, rows, n, to);
+}
+
 /* Writes bf16, or codes directly. */
 static void cuda_rmsnorm(struct device *d, struct device_rows *out, const float *x,
                          const void *weight, float eps, int n, const struct k_matrix *to)
@@ -379,11 +393,12 @@ static void cuda_rmsnorm(struct device *d, struct device_rows *out, const float 
     struct cuda *gpu = cuda_of(d);
     int dim = d->limits.dim, rc;
 
-    if (cuda_reads_codes(to, n))
+    if (cuda_needs_codes_only(gpu, to, n))
         rc = k_rmsnorm_e4m3(cuda_codes_for(out, to, n), x, weight, eps, n, dim, gpu->stream);
     else
         rc = k_rmsnorm(out->data, x, weight, eps, n, dim, gpu->stream);
     cuda_keep(gpu, rc, "rmsnorm");
+    cuda_quantise_kept(d, out, n, to);
 }
 
 /* One pass over the residual for sum and norm. */
@@ -393,12 +408,13 @@ static void cuda_add_rmsnorm(struct device *d, struct device_rows *out, float *x
     struct cuda *gpu = cuda_of(d);
     int dim = d->limits.dim, rc;
 
-    if (cuda_reads_codes(to, n))
+    if (cuda_needs_codes_only(gpu, to, n))
         rc = k_add_rmsnorm_e4m3(cuda_codes_for(out, to, n), x, delta, weight, eps, n, dim,
                                 gpu->stream);
     else
         rc = k_add_rmsnorm(out->data, x, delta, weight, eps, n, dim, gpu->stream);
     cuda_keep(gpu, rc, "add_rmsnorm");
+    cuda_quantise_kept(d, out, n, to);
 }
 
 /* For producers that cannot write codes themselves. */
@@ -429,7 +445,11 @@ static void cuda_run_few(struct cuda *gpu, const struct gemm_product *p)
 static void cuda_run_product(struct device *d, struct gemm_product p, const struct device_rows *x)
 {
     struct cuda *gpu = cuda_of(d);
+    bool adapts = adapt_is_due(gpu, p.w);
+    struct k_adapting adapting;
 
+    if (adapts)
+        adapt_before(gpu, &adapting, &p, x->data);
     p.x = x->data;
     p.x_scales = NULL;
     if (cuda_reads_codes(p.w, p.n)) {
@@ -443,6 +463,8 @@ static void cuda_run_product(struct device *d, struct gemm_product p, const stru
         cuda_run_few(gpu, &p);
     else
         cuda_keep(gpu, gemm_run(gpu->gemm, &p, gpu->stream), "matmul");
+    if (adapts)
+        adapt_after(gpu, &adapting);
 }
 
 /* Results are bf16. */
@@ -602,11 +624,12 @@ static void cuda_silu_mul(struct device *d, struct device_rows *out, const void 
     struct cuda *gpu = cuda_of(d);
     int rc;
 
-    if (cuda_reads_codes(to, n))
+    if (cuda_needs_codes_only(gpu, to, n))
         rc = k_silu_mul_e4m3(cuda_codes_for(out, to, n), in, n, ff_dim, gpu->stream);
     else
         rc = k_silu_mul(out->data, in, n, ff_dim, gpu->stream);
     cuda_keep(gpu, rc, "silu_mul");
+    cuda_quantise_kept(d, out, n, to);
 }
 
 /* The residual of the sampled rows only. */
@@ -625,6 +648,8 @@ static void cuda_gather_add(struct device *d, float *out, const float *x, const 
 static bool cuda_few(struct device *d, const struct k_matrix *w, int n)
 {
     (void)d;
+    if (w->adapters != NULL && !k_adapt_fuses(w->adapters, w->n_out))
+        return false;
     return k_multiply_takes(w, n) != 0;
 }
 
@@ -644,6 +669,10 @@ static void cuda_embed_normed(struct device *d, float *x, void *normed, float *s
 /* One fused product for few rows. */
 static void cuda_product(struct device *d, const struct k_product *p, int n)
 {
+    if (adapt_is_due(cuda_of(d), p->w)) {
+        adapt_product(cuda_of(d), p, n);
+        return;
+    }
     cuda_keep(cuda_of(d), k_multiply(p, n, cuda_of(d)->n_sms, cuda_of(d)->stream), "product");
 }
 
@@ -718,7 +747,7 @@ static int cuda_reserve(struct device *d, const struct device_limits *lim)
         gpu->samples = false;
     if ((rc = step_reserve(gpu)) != ERR_OK || (rc = peers_reserve(gpu)) != ERR_OK ||
         (rc = stages_reserve(gpu)) != ERR_OK || (rc = experts_reserve(gpu)) != ERR_OK ||
-        (rc = packed_reserve(gpu)) != ERR_OK)
+        (rc = packed_reserve(gpu)) != ERR_OK || (rc = adapt_reserve(gpu)) != ERR_OK)
         return rc;
     if (lim->n_shapes > 0)
         return cuda_reserve_attention(gpu);
@@ -736,6 +765,7 @@ static void cuda_close(struct device *d)
         (void)cudaStreamSynchronize(gpu->stream);
     step_close(gpu);
     copy_close(gpu);
+    adapt_close(gpu);
     gemm_close(gpu->gemm);
     for (int i = 0; i < gpu->n_allocs; i++)
         (void)cudaFree(gpu->allocs[i]);
@@ -828,6 +858,7 @@ static const struct device_ops cuda_ops = {
     .latent_keys = layers_latent_keys,
     .latent_queries = layers_latent_queries,
     .latent_values = layers_latent_values,
+    .pick = layers_pick,
     .scale = layers_scale,
     .add = layers_add,
     .add_within = layers_add_within,
@@ -951,6 +982,7 @@ int device_cuda_open(struct device **out, int idx)
     gpu->base.ops = &cuda_ops;
     gpu->base.elem_bytes = sizeof(k_bf16);
     gpu->base.is_gpu = true;
+    gpu->base.has_adapters = true;
     gpu->base.rows_multiple = ROWS_MULTIPLE;
     if ((rc = cuda_start(gpu)) != ERR_OK) {
         cuda_close(&gpu->base);

@@ -7,6 +7,8 @@
 
 #include "device/parts_cuda.h"
 
+#include "base/must.h"
+
 /* An FFN without a gate. */
 void layers_activate(struct device *d, void *out, const void *in, enum k_activation kind, int width,
                      int n, const struct k_matrix *to)
@@ -93,6 +95,24 @@ void layers_grow(struct device *d, void *x, int stride, int width, const struct 
 
     cuda_keep(gpu, k_grow(x, stride, width, g, gpu->tokens.pos, gpu->tokens.n_tokens, gpu->stream),
               "grow");
+}
+
+/* Rows come from the mirror, in the order of a recorded step's tokens. */
+void layers_pick(struct device *d, const struct device_pick *p)
+{
+    struct cuda *gpu = cuda_of(d);
+    const struct k_pick pick = {.to = p->to,
+                                .from = p->from,
+                                .to_stride = p->to_stride,
+                                .from_stride = p->from_stride,
+                                .to_is_float = p->to_is_float,
+                                .from_is_float = p->from_is_float,
+                                .rows = p->rows == NULL ? NULL : gpu->arrays.picked,
+                                .width = p->width,
+                                .n = p->n};
+
+    must(p->rows == gpu->batch->picked || p->rows == NULL);
+    cuda_keep(gpu, k_pick_rows(&pick, gpu->stream), "pick");
 }
 
 void layers_scale(struct device *d, void *x, int stride, int width, float by, int n)

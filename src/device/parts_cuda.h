@@ -23,6 +23,8 @@ struct step_arrays {
     int32_t *ids, *seq, *pos, *seq_start, *kv_len;
     int32_t *row_tokens, *decode_seqs;
     int32_t *tile_seqs[CUDA_LISTS_MAX], *tile_starts[CUDA_LISTS_MAX];
+    int32_t *picked;                /* where limits.picks is set */
+    struct k_adapt_rows adapted[2]; /* of tokens, and of sampled rows, where there are adapters */
     struct k_sample_row *rows;
     size_t bytes; /* used */
 };
@@ -106,6 +108,16 @@ struct attn_list {
     int n_tiles, tile_keys;
 };
 
+/* Work memory of adapters (adapt_cuda.c); all NULL where there are none. */
+struct adapt_state {
+    float *t;      /* float32 [K_ADAPTED_MAX][rows][adapter_rank] */
+    k_bf16 *plain; /* [K_PRODUCT_ROWS_MAX][plain_width] */
+    int plain_width;
+    int32_t *slots; /* host, [rows]: of the step that begins */
+    int32_t *work;  /* host, of k_adapt_sort() */
+    bool is_active; /* some token of the step has an adapter */
+};
+
 struct sleep_calls; /* the driver's functions, sleep_cuda.c */
 
 /* The state of a sleep. */
@@ -153,7 +165,8 @@ struct cuda {
     size_t staging_bytes;
     bool is_short;   /* no sequence of the step has more than K_ATTN_SHORT keys */
     bool has_chunks; /* sequences with several tokens: keys are written before attention */
-    struct step_graph graphs[2][2][CUDA_GRAPHS_MAX]; /* [has_chunks][is_short][bucket] */
+    /* [has adapters, or is a variant][has_chunks][is_short][bucket] */
+    struct step_graph graphs[2][2][2][CUDA_GRAPHS_MAX];
     int bucket;                        /* bucket of the current step; -1: it cannot be recorded */
     bool is_recording;                 /* the stream is being captured */
     struct device_extras extras;       /* on the device */
@@ -163,6 +176,9 @@ struct cuda {
     int32_t *own_sampled;   /* int32 [n_seqs] */
     int32_t *sampled;       /* peers_ids(): ids of the last sampled step */
     struct k_mixing mixing; /* work memory of experts; NULL pointers without any */
+    struct adapt_state adapt;
+    int32_t *places;  /* host, [n_seqs]: base.places of a recorded step */
+    int32_t *renames; /* base.sample_ids on the device; NULL: not yet */
     void *attn_work;
     struct attn_schedule schedules[DEVICE_TABLES_MAX]; /* [limits.n_shapes] */
     struct attn_list lists[CUDA_LISTS_MAX];            /* [n_lists] */
@@ -202,6 +218,24 @@ void cuda_quantise(struct device *d, struct device_rows *rows, int n, const stru
 void cuda_find_tiles(struct cuda *c, int group);
 bool cuda_schedule(struct cuda *c, const struct k_kv *kv, int n_heads);
 
+/* --- adapt_cuda.c --- */
+int adapt_reserve(struct cuda *c) ERR_CHECKED;
+void adapt_close(struct cuda *c);
+/* Sort the rows of a step that has adapters into a. n_recorded: rows of a recorded step, whose slots
+ * are in c->adapt; 0: the step is as in the batch. */
+void adapt_fill(struct cuda *c, const struct step_arrays *a, const struct device_batch *b,
+                int n_recorded);
+/* Does a product of this step add those of adapters? */
+static inline bool adapt_is_due(const struct cuda *c, const struct k_matrix *w)
+{
+    return c->adapt.is_active && w->adapters != NULL;
+}
+/* Around a product with plain rows x; and a whole product of a fused step. */
+void adapt_before(struct cuda *c, struct k_adapting *a, const struct gemm_product *p,
+                  const void *x);
+void adapt_after(struct cuda *c, const struct k_adapting *a);
+void adapt_product(struct cuda *c, const struct k_product *p, int n);
+
 /* --- layers_cuda.c --- */
 void layers_activate(struct device *d, void *out, const void *in, enum k_activation kind, int width,
                      int n, const struct k_matrix *to);
@@ -225,6 +259,7 @@ void layers_latent_queries(struct device *d, void *out, const void *in, const st
 void layers_latent_values(struct device *d, void *out, const void *in, const struct k_latent *l);
 void layers_grow(struct device *d, void *x, int stride, int width, const struct k_growth *g);
 void layers_place(struct device *d, float *x, float scale, const void *positions, int first);
+void layers_pick(struct device *d, const struct device_pick *p);
 void layers_scale(struct device *d, void *x, int stride, int width, float by, int n);
 void layers_add(struct device *d, float *x, const void *delta, float scale, int n);
 void layers_add_within(struct device *d, void *x, const void *delta, int n);

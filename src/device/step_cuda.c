@@ -22,6 +22,7 @@
 
 #include "base/fault.h"
 #include "base/log.h"
+#include "base/mem.h"
 #include "base/must.h"
 
 #define ALIGN      256
@@ -44,10 +45,22 @@ static void *step_lay_array(char *base, size_t *at, size_t n, size_t bytes)
     return memory;
 }
 
+/* Segments of n rows. */
+static struct k_adapt_rows step_lay_adapted(char *base, size_t *at, size_t n)
+{
+    struct k_adapt_rows rows;
+
+    rows.count = step_lay_array(base, at, 1, 4);
+    rows.order = step_lay_array(base, at, n, 4);
+    rows.starts = step_lay_array(base, at, n + 1, 4);
+    rows.slots = step_lay_array(base, at, n, 4);
+    return rows;
+}
+
 /* A list of tiles has room for one per token: there is at most one per sequence and one per full
  * tile of tokens. */
-static struct step_arrays step_lay_out(char *base, int n_tokens, int n_seqs, int n_rows,
-                                       int n_lists)
+static struct step_arrays step_lay_out(const struct cuda *c, char *base, int n_tokens, int n_seqs,
+                                       int n_rows)
 {
     struct step_arrays arrays = {.bytes = 0};
     size_t at = 0, tokens = (size_t)n_tokens, seqs = (size_t)n_seqs, rows = (size_t)n_rows;
@@ -59,9 +72,15 @@ static struct step_arrays step_lay_out(char *base, int n_tokens, int n_seqs, int
     arrays.kv_len = step_lay_array(base, &at, seqs, 4);
     arrays.row_tokens = step_lay_array(base, &at, rows, 4);
     arrays.decode_seqs = step_lay_array(base, &at, seqs, 4);
-    for (int i = 0; i < n_lists; i++) {
+    for (int i = 0; i < c->n_lists; i++) {
         arrays.tile_seqs[i] = step_lay_array(base, &at, tokens, 4);
         arrays.tile_starts[i] = step_lay_array(base, &at, tokens, 4);
+    }
+    if (c->base.limits.picks)
+        arrays.picked = step_lay_array(base, &at, tokens, 4);
+    if (c->base.limits.n_adapters > 0) {
+        arrays.adapted[0] = step_lay_adapted(base, &at, tokens);
+        arrays.adapted[1] = step_lay_adapted(base, &at, rows);
     }
     arrays.rows = step_lay_array(base, &at, rows, sizeof *arrays.rows);
     arrays.bytes = at;
@@ -177,13 +196,18 @@ static void step_spread_tokens(const struct cuda *c, const struct step_arrays *a
         a->seq[at] = a->seq_start[at] = a->row_tokens[at] = at;
         a->pos[at] = tokens->pos[k];
         a->kv_len[at] = tokens->pos[k] + 1;
+        c->places[k] = at;
+        if (c->adapt.is_active)
+            c->adapt.slots[at] = b->adapters[k];
+        if (b->picked != NULL)
+            a->picked[at] = b->picked[k];
         step_copy_page_rows(c, slot, at, tokens, tokens->seq[k]);
     }
     a->seq_start[tokens->n_tokens] = tokens->n_tokens;
 }
 
 /* Append padding: sequences n .. n_padded - 1 have one token and no keys. */
-static void step_pad_tokens(const struct step_arrays *a, int n, int n_padded)
+static void step_pad_tokens(const struct cuda *c, const struct step_arrays *a, int n, int n_padded)
 {
     for (int i = n; i < n_padded; i++) {
         a->ids[i] = 0;
@@ -192,6 +216,10 @@ static void step_pad_tokens(const struct step_arrays *a, int n, int n_padded)
         a->seq_start[i + 1] = i + 1;
         a->kv_len[i] = 0;
         a->row_tokens[i] = i;
+        if (c->adapt.is_active)
+            c->adapt.slots[i] = -1;
+        if (c->base.limits.picks)
+            a->picked[i] = 0;
     }
 }
 
@@ -208,6 +236,8 @@ static void step_copy_tokens(const struct cuda *c, const struct step_arrays *a,
     memcpy(a->seq_start, tokens->seq_start, seq_bytes + 4);
     memcpy(a->kv_len, tokens->kv_len, seq_bytes);
     memcpy(a->row_tokens, b->row_tokens, (size_t)b->n_rows * 4);
+    if (b->picked != NULL)
+        memcpy(a->picked, b->picked, token_bytes);
     for (int seq = 0; seq < tokens->n_seqs; seq++)
         step_copy_page_rows(c, slot, seq, tokens, seq);
 }
@@ -372,7 +402,8 @@ int step_begin(struct device *d, const struct device_batch *b)
 
     if (bucket >= 0)
         n_tokens = n_seqs = n_rows = d->limits.n_seqs;
-    arrays = step_lay_out(slot->staging, n_tokens, n_seqs, n_rows, gpu->n_lists);
+    gpu->adapt.is_active = b->adapters != NULL;
+    arrays = step_lay_out(gpu, slot->staging, n_tokens, n_seqs, n_rows);
     must(gpu->n_begun - gpu->n_ended <= device_stages(d->limits.n_stages) &&
          arrays.bytes <= gpu->staging_bytes);
     if (gpu->peers != NULL && FAULT_HIT(rank_lost))
@@ -391,12 +422,15 @@ int step_begin(struct device *d, const struct device_batch *b)
         step_spread_tokens(gpu, &arrays, slot, b);
         d->step_tokens = d->step_rows = step_bucket_rows(gpu, bucket);
         slot->n_seqs = tokens->n_tokens;
-        step_pad_tokens(&arrays, tokens->n_tokens, d->step_rows);
+        step_pad_tokens(gpu, &arrays, tokens->n_tokens, d->step_rows);
         arrays.bytes = (size_t)((char *)(arrays.rows + b->n_rows) - slot->staging);
         gpu->plan.n_decodes = d->step_rows;
         for (int i = 0; i < gpu->n_lists; i++)
             gpu->lists[i].n_tiles = 0;
     }
+    if (gpu->adapt.is_active)
+        adapt_fill(gpu, &arrays, b, bucket < 0 ? 0 : d->step_rows);
+    d->places = bucket < 0 ? NULL : gpu->places;
     gpu->batch = b;
     slot->n_rows = 0;
     if (cuda_samples(gpu))
@@ -407,7 +441,7 @@ int step_begin(struct device *d, const struct device_batch *b)
     gpu->has_chunks = tokens->n_tokens != tokens->n_seqs;
     gpu->bucket = bucket;
     gpu->n_begun++;
-    gpu->arrays = step_lay_out(gpu->mirror, n_tokens, n_seqs, n_rows, gpu->n_lists);
+    gpu->arrays = step_lay_out(gpu, gpu->mirror, n_tokens, n_seqs, n_rows);
     step_point_kernels(gpu);
     rc = step_copy_arrays(gpu, slot, arrays.bytes);
     if (rc != ERR_OK)
@@ -417,11 +451,13 @@ int step_begin(struct device *d, const struct device_batch *b)
         "marking a step");
 }
 
-/* Attention of chunks and of short contexts are different kernels, so each has graphs of its
- * own. */
+/* Attention of chunks and of short contexts are different kernels, and products with adapters have
+ * further ones, so each has graphs of its own. */
 static struct step_graph *step_graph_of(struct cuda *c)
 {
-    return &c->graphs[c->has_chunks][c->is_short][c->bucket];
+    bool other = c->adapt.is_active || c->batch->is_variant;
+
+    return &c->graphs[other][c->has_chunks][c->is_short][c->bucket];
 }
 
 /* The end of a step with samples is marked after sampling instead. */
@@ -590,6 +626,25 @@ static int step_copy_histories(struct cuda *c, const float *logits, size_t *n)
     return first;
 }
 
+/* A head's ids become those of its target. */
+static void step_rename(struct cuda *c)
+{
+    size_t bytes = (size_t)c->base.limits.n_vocab * sizeof *c->renames;
+    int rc = ERR_OK;
+
+    if (c->base.sample_ids == NULL)
+        return;
+    if (c->renames == NULL) {
+        c->renames = cuda_alloc(&c->base, bytes);
+        rc = c->renames == NULL
+                 ? ERR_NO_MEMORY
+                 : c->base.ops->upload(&c->base, c->renames, c->base.sample_ids, bytes);
+    }
+    if (rc == ERR_OK)
+        rc = k_rename(c->sampled, c->renames, c->batch->n_rows, c->stream);
+    cuda_keep(c, rc, "ids of a head");
+}
+
 /* Enqueues everything; nothing waits here unless histories exceed their room. */
 void step_sample(struct device *d, float *logits)
 {
@@ -606,6 +661,7 @@ void step_sample(struct device *d, float *logits)
     step_sample_rows(gpu, logits, first, gpu->batch->n_rows, n);
     if (logprobs)
         step_enqueue_chosen(gpu, logits, slot);
+    step_rename(gpu);
     cuda_keep(
         gpu, k_copy(slot->ids, gpu->sampled, (size_t)slot->n_rows * sizeof *slot->ids, gpu->stream),
         "sample");
@@ -722,8 +778,7 @@ int step_reserve(struct cuda *c)
     size_t rows = (size_t)lim->n_seqs, pages = step_table_room(c) * (size_t)lim->n_tables;
     size_t history = rows * (size_t)lim->len_max;
 
-    c->staging_bytes =
-        step_lay_out(NULL, lim->n_tokens, lim->n_seqs, lim->n_seqs, c->n_lists).bytes;
+    c->staging_bytes = step_lay_out(c, NULL, lim->n_tokens, lim->n_seqs, lim->n_seqs).bytes;
     c->history_cap = HISTORY_MAX;
     if (c->history_cap < (size_t)lim->len_max)
         c->history_cap = (size_t)lim->len_max;
@@ -745,13 +800,14 @@ int step_reserve(struct cuda *c)
             cuda_check(cudaEventCreate(&c->marks[i].done), "an event") != ERR_OK)
             return ERR_GPU;
     }
+    c->places = mem_zalloc_array(rows, sizeof *c->places);
     c->history = cuda_pinned(c->history_cap * sizeof *c->history + 16);
     c->mirror = cuda_alloc(&c->base, c->staging_bytes);
     c->page_mirror = cuda_alloc(&c->base, pages * sizeof *c->page_mirror);
     c->history_mirror = cuda_alloc(&c->base, c->history_cap * sizeof *c->history + 16);
     c->own_sampled = c->sampled = cuda_alloc(&c->base, rows * sizeof *c->sampled + 16);
     if (c->history == NULL || c->mirror == NULL || c->page_mirror == NULL ||
-        c->history_mirror == NULL || c->sampled == NULL)
+        c->history_mirror == NULL || c->sampled == NULL || c->places == NULL)
         return ERR_NO_MEMORY;
     return step_reserve_extras(c);
 }
@@ -759,9 +815,10 @@ int step_reserve(struct cuda *c)
 /* Graphs are destroyed before the memory that they contain pointers to. */
 void step_close(struct cuda *c)
 {
-    for (int i = 0; i < 4 * CUDA_GRAPHS_MAX; i++) {
+    for (int i = 0; i < 8 * CUDA_GRAPHS_MAX; i++) {
+        int kind = i / CUDA_GRAPHS_MAX;
         struct step_graph *recorded =
-            &c->graphs[i / (2 * CUDA_GRAPHS_MAX)][i / CUDA_GRAPHS_MAX % 2][i % CUDA_GRAPHS_MAX];
+            &c->graphs[kind / 4][kind / 2 % 2][kind % 2][i % CUDA_GRAPHS_MAX];
 
         if (recorded->exec != NULL)
             (void)cudaGraphExecDestroy(recorded->exec); /* errors are ignored at the end */
@@ -778,6 +835,7 @@ void step_close(struct cuda *c)
         if (c->marks[i].done != NULL)
             (void)cudaEventDestroy(c->marks[i].done);
     }
+    mem_free(c->places);
     (void)cudaFreeHost(c->history);
     (void)cudaFreeHost(c->base.extras.rows);
     (void)cudaFreeHost(c->base.extras.biases);

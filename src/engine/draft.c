@@ -234,13 +234,21 @@ static int draft_find(const struct draft_options *o, const struct seq *seq, int 
     return best;
 }
 
+int draft_most(const struct draft_options *o, const struct seq *seq)
+{
+    int wanted = (int)seq->request.generate.drafts - 1;
+
+    return wanted < 0 || wanted > o->n_tokens ? o->n_tokens : wanted;
+}
+
 /* No masks, because each row would need its own; and no rows that are reported whole. */
 bool draft_may(const struct seq *seq)
 {
     const struct wire_generate *generate = &seq->request.generate;
 
-    return seq->automaton == NULL && generate->n_allowed == 0 && generate->n_bad == 0 &&
-           generate->think_max == 0 && !seq_bans_stops(seq, 0) && !seq_has_rows(seq);
+    return generate->drafts != 1 && seq->automaton == NULL && generate->n_allowed == 0 &&
+           generate->n_bad == 0 && generate->think_max == 0 && !seq_bans_stops(seq, 0) &&
+           !seq_has_rows(seq);
 }
 
 /* Choose where to read the drafts: at the place that the text has followed so far, unless another
@@ -295,6 +303,8 @@ void draft_propose(const struct draft_options *o, struct seq *seq, int most)
     int n = draft->length, at = draft->place;
 
     draft->n = 0;
+    if (most > draft_most(o, seq))
+        most = draft_most(o, seq);
     if (!draft->is_on)
         return;
     if (draft_is_model(o)) { /* it has written them already */

@@ -76,6 +76,9 @@ struct draft {
 
 struct seq;
 
+/* The most drafts of seq at a time: what its request or the engine wants. */
+int draft_most(const struct draft_options *o, const struct seq *seq);
+
 /* Can seq have drafts? Not with masks that depend on the tokens: each row would need its own. */
 bool draft_may(const struct seq *seq);
 

@@ -258,8 +258,8 @@ static int drafter_most(const struct engine *e, const struct seq *seq)
     int most = seq->tokens_max - seq->n_tokens - 1;
     int room = seq->room / seq_token_records(seq);
 
-    if (most > e->drafts.n_tokens)
-        most = e->drafts.n_tokens;
+    if (most > draft_most(&e->drafts, seq))
+        most = draft_most(&e->drafts, seq);
     return most < room ? most : room;
 }
 

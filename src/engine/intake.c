@@ -416,7 +416,7 @@ static int intake_check(const struct engine *e, const struct wire_request *reque
         (g->n_stops != 0 && (g->n_stops != (uint32_t)e->guide.n_words || g->n_stop_ids != 0)) ||
         g->n_asked > WIRE_ASKED_MAX || (g->n_asked > 0 && (request->flags & WIRE_LOGPROBS) == 0))
         return ERR_INVALID; /* or e->extra_words would be too short for them */
-    if (g->retain > 1 + RETAIN_PINNED)
+    if (g->retain > 1 + RETAIN_PINNED || g->drafts > 1 + WIRE_DRAFTS_MAX)
         return ERR_INVALID;
     for (uint32_t i = 0; i < g->n_stop_ids; i++) {
         if (g->stop_ids[i] < 0 || g->stop_ids[i] >= e->shape->n_vocab)

@@ -178,6 +178,8 @@ static int lora_read(const struct engine *e, const char *path, struct adapter **
 
     if (rc == ERR_OK)
         rc = model_adapter_check(e->model, adapter, why, why_cap);
+    if (rc == ERR_OK && (rc = model_adapter_pack(e->model, adapter)) != ERR_OK)
+        (void)snprintf(why, why_cap, "no memory for it");
     if (rc != ERR_OK) {
         adapter_close(adapter);
         return rc;

@@ -14,10 +14,11 @@
 
 #define WIRE_STOP_IDS      16 /* stop_token_ids inside the request; more are sent as a set */
 #define WIRE_SALT_BYTES    16
-#define WIRE_LOGPROBS_MAX  128  /* alternatives sent one by one; above it, the whole row */
-#define WIRE_ASKED_MAX     128  /* additional ids per token whose log probability is sent */
-#define WIRE_THINK_IDS     16   /* token ids of the tag that ends a reasoning */
-#define WIRE_THINK_TAG     24   /* bytes of a tag, its NUL included */
+#define WIRE_LOGPROBS_MAX  128 /* alternatives sent one by one; above it, the whole row */
+#define WIRE_ASKED_MAX     128 /* additional ids per token whose log probability is sent */
+#define WIRE_THINK_IDS     16  /* token ids of the tag that ends a reasoning */
+#define WIRE_THINK_TAG     24  /* bytes of a tag, its NUL included */
+#define WIRE_DRAFTS_MAX    64
 #define WIRE_BIASES_MAX    1024 /* of one request */
 #define WIRE_BAD_WORDS_MAX 1024 /* int32 words of the bad words of one request, lengths included */
 
@@ -63,7 +64,9 @@ struct wire_generate {
     uint32_t min_tokens; /* end-of-text tokens are masked before this many */
     uint32_t n_logprobs; /* 0 .. n_vocab; above WIRE_LOGPROBS_MAX each token has WIRE_ROW */
     uint32_t n_prompt_logprobs; /* likewise for the prompt, with WIRE_PROMPT_ROW */
-    uint32_t automaton;         /* constrains the output: 1 + its index in the lane; 0: none */
+    uint32_t drafts; /* 1 + the most tokens that are drafted at a time, 0 .. WIRE_DRAFTS_MAX; 0: as
+                      * many as the engine likes */
+    uint32_t automaton; /* constrains the output: 1 + its index in the lane; 0: none */
     /* The arena holds, as int32 after the tokens and in this order: the set of allowed ids, biases,
      * bad words, asked ids, and the set of stop ids. */
     uint32_t n_allowed; /* words of the set; 0: all ids are allowed; else ceil(n_vocab / 32): id i

@@ -21,6 +21,7 @@
 
 #include "base/json.h"
 #include "base/mem.h"
+#include "base/must.h"
 #include "model/torch_zip.h"
 
 #define CONFIG_BYTES_MAX ((size_t)1 << 20)
@@ -34,6 +35,8 @@ struct adapter {
     struct adapter_pair *pairs; /* [n_pairs], by name */
     size_t n_pairs;
     int rank;
+    void *images[ADAPTER_IMAGES]; /* NULL: none */
+    size_t image_bytes;           /* of all */
 };
 
 /* Reading of one folder. */
@@ -439,7 +442,21 @@ void adapter_close(struct adapter *a)
         return;
     arena_reset(&a->arena);
     mem_free(a->bytes);
+    for (int i = 0; i < ADAPTER_IMAGES; i++)
+        mem_free(a->images[i]);
     mem_free(a);
+}
+
+void *adapter_image(const struct adapter *a, int idx)
+{
+    return a->images[idx];
+}
+
+void adapter_keep_image(struct adapter *a, int idx, void *image, size_t n_bytes)
+{
+    must(idx >= 0 && idx < ADAPTER_IMAGES && a->images[idx] == NULL);
+    a->images[idx] = image;
+    a->image_bytes += n_bytes;
 }
 
 struct hash adapter_digest(const struct adapter *a)
@@ -449,7 +466,7 @@ struct hash adapter_digest(const struct adapter *a)
 
 size_t adapter_bytes(const struct adapter *a)
 {
-    return a->n_bytes + a->arena.used_bytes;
+    return a->image_bytes + a->n_bytes + a->arena.used_bytes;
 }
 
 int adapter_rank(const struct adapter *a)

@@ -40,6 +40,12 @@ struct hash adapter_digest(const struct adapter *a);
 size_t adapter_bytes(const struct adapter *a); /* of host memory */
 int adapter_rank(const struct adapter *a);     /* the highest of its pairs */
 
+/* Memory of mem_alloc() that a model has prepared for one of its GPUs, below ADAPTER_IMAGES; the
+ * adapter frees it. NULL: none yet. */
+#define ADAPTER_IMAGES 128
+void *adapter_image(const struct adapter *a, int idx);
+void adapter_keep_image(struct adapter *a, int idx, void *image, size_t n_bytes);
+
 /* Pair i in the order of names. */
 size_t adapter_n_pairs(const struct adapter *a);
 const struct adapter_pair *adapter_pair(const struct adapter *a, size_t i);

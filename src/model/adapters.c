@@ -21,17 +21,26 @@
 struct adapters_target {
     const char *name; /* without prefix */
     struct slice slice;
-    struct k_adapted *part; /* NULL: another rank has it */
+    struct k_adapted *part;  /* NULL: another rank has it */
+    bool of_rows;            /* of the output matrix */
+    struct k_adapter *table; /* [n_slots]: the part's slots, in host memory */
 };
+
+/* Different orders of heads in a model: at most one per rope, on each of its ranks. */
+#define ORDERS_MAX 8
 
 struct adapters {
     struct arena arena;
     struct adapters_target *targets; /* [n_targets] */
     size_t n_targets, targets_cap;
+    const struct head_order *orders[ORDERS_MAX]; /* copies, which the targets' slices point to */
+    int n_orders;
     int n_slots, rank_max, widest;
     char *memory; /* of the device: [n_slots][slot_bytes] */
     size_t slot_bytes;
-    float *stage; /* float [stage_len]: a matrix on its way */
+    struct k_adapter *table; /* of the device, [n_targets][n_slots]; NULL: it reads the host's */
+    struct k_adapter *all;   /* as table, on its way */
+    float *stage;            /* float [stage_len]: a matrix on its way */
     size_t stage_len;
 };
 
@@ -69,6 +78,7 @@ void adapters_free(struct adapters *a)
         return;
     mem_free(a->targets);
     mem_free(a->stage);
+    mem_free(a->all);
     arena_reset(&a->arena);
     mem_free(a);
 }
@@ -86,6 +96,36 @@ static bool adapters_grow(struct adapters *a)
         return false;
     a->targets = targets;
     a->targets_cap = cap;
+    return true;
+}
+
+/* A copy of an order that lasts: the loader's end with it, and adapters come later. NULL: no
+ * memory. */
+static const struct head_order *adapters_keep_order(struct adapters *a,
+                                                    const struct head_order *order)
+{
+    struct head_order *copy;
+
+    for (int i = 0; i < a->n_orders; i++) {
+        if (memcmp(a->orders[i], order, sizeof *order) == 0)
+            return a->orders[i];
+    }
+    must(a->n_orders < ORDERS_MAX);
+    copy = arena_zalloc(&a->arena, sizeof *copy);
+    if (copy == NULL)
+        return NULL;
+    memcpy(copy, order, sizeof *copy);
+    return a->orders[a->n_orders++] = copy;
+}
+
+static bool adapters_keep_orders(struct adapters *a, struct slice *slice)
+{
+    for (int i = 0; i < slice->shape.n_pieces; i++) {
+        struct slice_piece *piece = &slice->shape.pieces[i];
+
+        if (piece->order != NULL && (piece->order = adapters_keep_order(a, piece->order)) == NULL)
+            return false;
+    }
     return true;
 }
 
@@ -110,8 +150,12 @@ const struct k_adapters *adapters_note(struct adapters *a, const char *const *na
         if (part->slots == NULL || !adapters_grow(a))
             return NULL;
         target = &a->targets[a->n_targets++];
-        *target = (struct adapters_target){.slice = slices[i], .part = absent ? NULL : part};
-        if ((target->name = arena_strndup(&a->arena, name, strlen(name))) == NULL)
+        *target = (struct adapters_target){.slice = slices[i],
+                                           .part = absent ? NULL : part,
+                                           .of_rows = of_rows,
+                                           .table = part->slots};
+        if (!adapters_keep_orders(a, &target->slice) ||
+            (target->name = arena_strndup(&a->arena, name, strlen(name))) == NULL)
             return NULL;
         first += slices[i].n_rows;
     }
@@ -123,7 +167,36 @@ static size_t adapters_aligned(size_t bytes)
     return (bytes + ALIGN_BYTES - 1) / ALIGN_BYTES * ALIGN_BYTES;
 }
 
-/* Constant memory: a sleep keeps it. */
+/* A GPU reads the table of slots in its own memory. alloc() clears it: rank 0 everywhere. */
+static bool adapters_alloc_table(struct adapters *a, struct device *d)
+{
+    size_t n = a->n_targets * (size_t)a->n_slots;
+
+    a->table = d->ops->alloc(d, n * sizeof *a->table);
+    a->all = mem_zalloc_array(n, sizeof *a->all);
+    if (a->table == NULL || a->all == NULL)
+        return false;
+    for (size_t i = 0; i < a->n_targets; i++) {
+        if (a->targets[i].part != NULL)
+            a->targets[i].part->slots = a->table + i * (size_t)a->n_slots;
+    }
+    return true;
+}
+
+/* Bring the host's table to the device. Other slots' entries are as they were. */
+static int adapters_store_table(const struct adapters *a, struct device *d)
+{
+    size_t slots = (size_t)a->n_slots;
+
+    if (a->table == NULL)
+        return ERR_OK;
+    for (size_t i = 0; i < a->n_targets; i++)
+        memcpy(a->all + i * slots, a->targets[i].table, slots * sizeof *a->all);
+    return d->ops->upload(d, a->table, a->all, a->n_targets * slots * sizeof *a->all);
+}
+
+/* Memory that a sleep leaves alone: an adapter may be placed after one, and the copy that a GPU's
+ * sleep makes of constant memory is made once. */
 int adapters_alloc(struct adapters *a, struct device *d)
 {
     size_t most = (size_t)a->rank_max;
@@ -141,9 +214,9 @@ int adapters_alloc(struct adapters *a, struct device *d)
         if (most * (n_in > n_out ? n_in : n_out) > a->stage_len)
             a->stage_len = most * (n_in > n_out ? n_in : n_out);
     }
-    a->memory = d->ops->alloc_constant(d, (size_t)a->n_slots * a->slot_bytes + ALIGN_BYTES);
+    a->memory = d->ops->alloc(d, (size_t)a->n_slots * a->slot_bytes + ALIGN_BYTES);
     a->stage = mem_alloc(a->stage_len * sizeof *a->stage);
-    if (a->memory == NULL || a->stage == NULL)
+    if (a->memory == NULL || a->stage == NULL || (d->is_gpu && !adapters_alloc_table(a, d)))
         return ERR_NO_MEMORY;
     return ERR_OK;
 }
@@ -231,40 +304,138 @@ static void adapters_take_b(const struct adapter_pair *pair, const struct slice 
     }
 }
 
-/* Store the n numbers of the stage at a byte of a slot. */
-static int adapters_store(struct adapters *a, struct device *d, char *to, size_t n)
+/* A pair's matrices as they are in a slot, at an offset of it. NULL: rank 0. Returns the offset
+ * behind them. */
+static size_t adapters_lay(const struct adapters_target *target, const struct adapter_pair *pair,
+                           size_t elem_bytes, char *slot, size_t at, struct k_adapter *out)
 {
-    return d->ops->weights(d, to, 0, a->stage, DEVICE_F32, n);
+    size_t n_a, n_b, b;
+
+    *out = (struct k_adapter){.rank = 0};
+    if (pair == NULL || target->part == NULL)
+        return at;
+    n_a = (size_t)pair->rank * (size_t)target->slice.n_cols;
+    n_b = (size_t)pair->rank * (size_t)target->slice.n_rows;
+    b = at + adapters_aligned(n_a * elem_bytes);
+    *out =
+        (struct k_adapter){.a = slot + at, .b = slot + b, .rank = pair->rank, .scale = pair->scale};
+    return b + adapters_aligned(n_b * elem_bytes);
 }
 
-int adapters_place(struct adapters *a, struct device *d, int slot, const struct adapter *of)
+/* To nearest, ties to even; NaN stays NaN. */
+static void adapters_round(uint16_t *to, const float *from, size_t n)
 {
-    char *at = a->memory + (size_t)slot * a->slot_bytes;
-    int rc = ERR_OK;
+    for (size_t i = 0; i < n; i++) {
+        uint32_t bits;
 
-    must(slot >= 0 && slot < a->n_slots && adapter_rank(of) <= a->rank_max);
-    for (size_t i = 0; i < a->n_targets && rc == ERR_OK; i++) {
+        memcpy(&bits, &from[i], sizeof bits);
+        if ((bits & 0x7fffffffU) > 0x7f800000U)
+            to[i] = (uint16_t)(bits >> 16 | 64);
+        else
+            to[i] = (uint16_t)((bits + 0x7fffU + (bits >> 16 & 1)) >> 16);
+    }
+}
+
+/* The bytes of a slot on a GPU: its numbers are bfloat16. */
+int adapters_pack(const struct adapters *a, struct adapter *of, int idx)
+{
+    char *image = mem_zalloc(a->slot_bytes + 1);
+    float *stage = mem_alloc(a->stage_len * sizeof *stage);
+    size_t at = 0;
+
+    if (image == NULL || stage == NULL) {
+        mem_free(image);
+        mem_free(stage);
+        return ERR_NO_MEMORY;
+    }
+    for (size_t i = 0; i < a->n_targets; i++) {
         const struct adapters_target *target = &a->targets[i];
         const struct adapter_pair *pair = adapters_pair_of(of, target);
         const struct slice *slice = &target->slice;
-        struct k_adapter one = {.rank = 0};
+        struct k_adapter one;
+        size_t next = adapters_lay(target, pair, 2, image, at, &one);
 
-        if (target->part == NULL)
-            continue;
-        if (pair != NULL) {
-            size_t n_a = (size_t)pair->rank * (size_t)slice->n_cols,
-                   n_b = (size_t)pair->rank * (size_t)slice->n_rows;
-            char *b = at + adapters_aligned(n_a * d->elem_bytes);
+        if (one.rank > 0) {
+            size_t b = at + adapters_aligned(2 * (size_t)one.rank * (size_t)slice->n_cols);
 
-            one = (struct k_adapter){.a = at, .b = b, .rank = pair->rank, .scale = pair->scale};
-            adapters_take_a(pair, slice, a->stage);
-            rc = adapters_store(a, d, at, n_a);
-            adapters_take_b(pair, slice, a->stage);
-            if (rc == ERR_OK)
-                rc = adapters_store(a, d, b, n_b);
-            at = b + adapters_aligned(n_b * d->elem_bytes);
+            adapters_take_a(pair, slice, stage);
+            adapters_round((uint16_t *)(void *)(image + at), stage,
+                           (size_t)one.rank * (size_t)slice->n_cols);
+            adapters_take_b(pair, slice, stage);
+            adapters_round((uint16_t *)(void *)(image + b), stage,
+                           (size_t)one.rank * (size_t)slice->n_rows);
         }
-        target->part->slots[slot] = one;
+        at = next;
     }
-    return rc;
+    mem_free(stage);
+    adapter_keep_image(of, idx, image, a->slot_bytes);
+    return ERR_OK;
+}
+
+/* Each matrix by itself, of float32. */
+static int adapters_copy(struct adapters *a, struct device *d, const struct adapters_target *target,
+                         const struct adapter_pair *pair, const struct k_adapter *one)
+{
+    const struct slice *slice = &target->slice;
+    void *to;
+    int rc;
+
+    adapters_take_a(pair, slice, a->stage);
+    memcpy(&to, &one->a, sizeof to); /* removes const */
+    rc = d->ops->weights(d, to, 0, a->stage, DEVICE_F32, (size_t)one->rank * (size_t)slice->n_cols);
+    if (rc != ERR_OK)
+        return rc;
+    adapters_take_b(pair, slice, a->stage);
+    memcpy(&to, &one->b, sizeof to);
+    return d->ops->weights(d, to, 0, a->stage, DEVICE_F32,
+                           (size_t)one->rank * (size_t)slice->n_rows);
+}
+
+int adapters_place(struct adapters *a, struct device *d, int slot, const struct adapter *of,
+                   int idx)
+{
+    char *memory = a->memory + (size_t)slot * a->slot_bytes;
+    const void *image = adapter_image(of, idx);
+    size_t at = 0;
+    int rc = ERR_OK;
+
+    must(slot >= 0 && slot < a->n_slots && adapter_rank(of) <= a->rank_max);
+    must(!d->is_gpu || image != NULL);
+    for (size_t i = 0; i < a->n_targets && rc == ERR_OK; i++) {
+        const struct adapters_target *target = &a->targets[i];
+        const struct adapter_pair *pair = adapters_pair_of(of, target);
+        struct k_adapter one;
+
+        at = adapters_lay(target, pair, d->elem_bytes, memory, at, &one);
+        if (one.rank > 0 && !d->is_gpu)
+            rc = adapters_copy(a, d, target, pair, &one);
+        target->table[slot] = one;
+    }
+    if (d->is_gpu && at > 0 && rc == ERR_OK)
+        rc = d->ops->upload(d, memory, image, at);
+    return rc == ERR_OK ? adapters_store_table(a, d) : rc;
+}
+
+/* Numbers as small as those of a trained adapter, so that logits stay what they are. The output
+ * matrix has none, as with PEFT's "all-linear". */
+int adapters_place_noise(struct adapters *a, struct device *d, int slot, int rank)
+{
+    char *at = a->memory + (size_t)slot * a->slot_bytes;
+    size_t n = a->slot_bytes / d->elem_bytes;
+    const struct k_matrix all = {.data = at, .n_out = (int)(n / 16), .n_in = 16};
+    int rc = d->ops->fill_random(d, &all, 1e-3f, (uint64_t)slot + 1);
+
+    must(slot >= 0 && slot < a->n_slots && rank <= a->rank_max);
+    for (size_t i = 0; i < a->n_targets; i++) {
+        const struct adapters_target *target = &a->targets[i];
+        size_t n_a = (size_t)rank * (size_t)target->slice.n_cols,
+               n_b = (size_t)rank * (size_t)target->slice.n_rows;
+        char *b = at + adapters_aligned(n_a * d->elem_bytes);
+
+        if (target->part == NULL || target->of_rows)
+            continue;
+        target->table[slot] = (struct k_adapter){.a = at, .b = b, .rank = rank, .scale = 1.0f};
+        at = b + adapters_aligned(n_b * d->elem_bytes);
+    }
+    return rc == ERR_OK ? adapters_store_table(a, d) : rc;
 }

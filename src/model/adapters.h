@@ -36,9 +36,16 @@ int adapters_widest(const struct adapters *a); /* input of a matrix */
 int adapters_check(const struct adapters *a, const struct adapter *of, char *why,
                    size_t why_cap) ERR_CHECKED;
 
-/* Copy the rank's part of an adapter that fits into a slot. No step in flight may use the slot.
- * ERR_GPU. */
-int adapters_place(struct adapters *a, struct device *d, int slot,
-                   const struct adapter *of) ERR_CHECKED;
+/* Make the image of an adapter that fits, for the slots of this rank's GPU. Takes some ns for each
+ * number, so not on the engine's thread. Any thread that may allocate. ERR_NO_MEMORY. */
+int adapters_pack(const struct adapters *a, struct adapter *of, int idx) ERR_CHECKED;
+
+/* Copy the rank's part of an adapter that fits into a slot, on a GPU image idx of it. No step in
+ * flight may use the slot; others are waited for. ERR_GPU. */
+int adapters_place(struct adapters *a, struct device *d, int slot, const struct adapter *of,
+                   int idx) ERR_CHECKED;
+
+/* Fill a slot with an adapter of noise on all matrices, for measurements. Errors as above. */
+int adapters_place_noise(struct adapters *a, struct device *d, int slot, int rank) ERR_CHECKED;
 
 #endif

@@ -112,7 +112,7 @@ static int model_choose_adapters(struct model *m, const struct model_options *o)
     const char *why = NULL;
 
     if (!m->device->has_adapters)
-        why = "the cpu device only (device = cpu)";
+        why = "the devices cpu and cuda";
     else if (o->n_nodes > 1)
         why = "one node only (nnodes = 1)";
     else if (gguf_is_path(o->dir))
@@ -291,6 +291,9 @@ static int model_alloc_step(struct model *m, struct model_step *step)
     if (m->shape.n_adapters > 0 &&
         (step->token_slots = mem_zalloc_array(tokens, sizeof *step->token_slots)) == NULL)
         return ERR_NO_MEMORY;
+    if (m->config.eagle.n_taps > 0 &&
+        (step->picked = mem_zalloc_array(tokens, sizeof *step->picked)) == NULL)
+        return ERR_NO_MEMORY;
     if (!m->ranks.posts)
         return ERR_OK;
     step->token_ids = mem_zalloc_array(tokens, sizeof *step->token_ids);
@@ -308,6 +311,7 @@ static void model_free_step(struct model_step *step)
     mem_free(step->token_seq);
     mem_free(step->token_pos);
     mem_free(step->token_slots);
+    mem_free(step->picked);
     mem_free(step->row_tokens);
     mem_free(step->rows);
     mem_free(step->histories);
@@ -423,6 +427,7 @@ static struct device_limits model_rank_limits(struct model *m, const struct rank
         .n_choices = widest.experts.n,
         .n_stages = shape->n_stages,
         .follows = m->node_rank > 0,
+        .picks = m->config.eagle.n_taps > 0,
     };
 
     if (r->weights.adapters != NULL) {

@@ -142,7 +142,12 @@ int model_wake(struct model *m) ERR_CHECKED;
 struct adapter;
 int model_adapter_check(const struct model *m, const struct adapter *a, char *why,
                         size_t why_cap) ERR_CHECKED;
+/* Prepare an adapter that fits for its places; before that it cannot be placed. Any thread that may
+ * allocate. ERR_NO_MEMORY. */
+int model_adapter_pack(const struct model *m, struct adapter *a) ERR_CHECKED;
 int model_adapter_place(struct model *m, int slot, const struct adapter *a) ERR_CHECKED;
+/* Fill a slot with noise on all matrices, for measurements. ERR_GPU. */
+int model_adapter_place_noise(struct model *m, int slot, int rank) ERR_CHECKED;
 
 /* Steps that may be in flight at once: shape.n_stages + 1, so that each stage computes one while
  * the next one begins. */

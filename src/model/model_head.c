@@ -87,7 +87,7 @@ int model_choose_head(struct model *m, const struct model_options *o)
     return ERR_UNSUPPORTED;
 }
 
-/* The folder of a head is no model, and only some devices run one. */
+/* The folder of a head is no model. */
 int model_check_head(const struct model *m, const struct model_options *o)
 {
     bool is_head = m->config.eagle.n_taps > 0;
@@ -98,8 +98,5 @@ int model_check_head(const struct model *m, const struct model_options *o)
                   o->dir);
         return ERR_UNSUPPORTED;
     }
-    if (!is_head || m->device->ops->pick != NULL)
-        return ERR_OK;
-    log_error("model: EAGLE-3 heads are computed on the cpu device only (device = cpu)");
-    return ERR_UNSUPPORTED;
+    return ERR_OK;
 }

@@ -408,23 +408,44 @@ int model_adapter_check(const struct model *m, const struct adapter *a, char *wh
     return adapters_check(m->ranks.at[0].weights.adapters, a, why, why_cap);
 }
 
+int model_adapter_pack(const struct model *m, struct adapter *a)
+{
+    int rc = ERR_OK;
+
+    for (int i = 0; i < m->ranks.n && m->device->is_gpu && rc == ERR_OK; i++)
+        rc = adapters_pack(m->ranks.at[i].weights.adapters, a, i);
+    return rc;
+}
+
 /* An adapter and its slot, for all ranks. */
 struct placing {
-    const struct adapter *adapter;
-    int slot;
+    const struct adapter *adapter; /* NULL: noise of this rank */
+    int slot, rank;
 };
 
 static int model_place_adapter(struct rank *r, void *context)
 {
     const struct placing *placing = context;
 
-    return adapters_place(r->weights.adapters, r->device, placing->slot, placing->adapter);
+    if (placing->adapter == NULL)
+        return adapters_place_noise(r->weights.adapters, r->device, placing->slot, placing->rank);
+    return adapters_place(r->weights.adapters, r->device, placing->slot, placing->adapter, r->idx);
 }
 
 /* Workers may still run a step that reads the table of slots. */
 int model_adapter_place(struct model *m, int slot, const struct adapter *a)
 {
-    struct placing placing = {a, slot};
+    struct placing placing = {a, slot, 0};
+    int rc = ranks_settle(&m->ranks);
+
+    if (rc == ERR_OK)
+        rc = rank_run(&m->ranks, model_place_adapter, &placing);
+    return rc == ERR_OK ? ERR_OK : ERR_GPU;
+}
+
+int model_adapter_place_noise(struct model *m, int slot, int rank)
+{
+    struct placing placing = {NULL, slot, rank};
     int rc = ranks_settle(&m->ranks);
 
     if (rc == ERR_OK)

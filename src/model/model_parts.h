@@ -19,6 +19,7 @@
  * sampled; where steps are posted (rank.h), they also hold what the batch's arrays had. */
 struct model_step {
     int32_t *token_seq, *token_pos; /* int32 [max_num_batched_tokens] */
+    int32_t *picked;                /* of a head: rows beside its tokens */
     int32_t *token_slots;           /* likewise, of adapters; NULL: the model has none */
     int32_t *row_tokens;            /* int32 [max_num_seqs] */
     struct k_sample_row *rows;      /* [max_num_seqs] */

@@ -162,6 +162,22 @@ static void model_place_slots(const struct model *m, struct model_step *step, co
     step->batch.adapters = step->token_slots;
 }
 
+/* The rows that a head reads: of the target's activations, where its device has put its tokens. */
+static void model_place_hidden(const struct model *m, struct model_step *step,
+                               const struct batch *b)
+{
+    const int32_t *places = NULL;
+
+    if (step->picked == NULL)
+        return;
+    if (b->hidden.of_target)
+        places = m->target->ranks.at[0].device->places;
+    for (int i = 0; i < b->n_tokens; i++)
+        step->picked[i] = places == NULL ? b->hidden.rows[i] : places[b->hidden.rows[i]];
+    step->hidden.rows = step->batch.picked = step->picked;
+    step->batch.is_variant = b->hidden.of_target;
+}
+
 /* The batch of the device, of the engine's arrays. */
 static void model_place_batch(struct model_step *step, const struct batch *b)
 {
@@ -356,6 +372,7 @@ int model_step_begin(struct model *m, const struct batch *b)
     /* Every rank gets a copy of this, because a device may change its batch. */
     model_place_batch(step, b);
     model_place_slots(m, step, b);
+    model_place_hidden(m, step, b);
     if (m->ranks.posts)
         model_keep_batch(m, step);
     if (m->node != NULL)

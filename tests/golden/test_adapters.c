@@ -4,17 +4,20 @@
  * says how they are made), alone, over ranks and stages; and batches of several adapters and none,
  * in which each sequence must have the bits that it has alone.
  *
- * Then folders that are refused, each for one reason. */
+ * Then folders that are refused, each for one reason.
+ *
+ * Runs on the cpu device, or with QUIRE_TEST_DEVICE=cuda on the GPU, whose numbers are bfloat16:
+ * there logits are within 2e-2, or three times the model's own noise, and texts may part. */
 #include <math.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "device/device.h"
 #include "model/adapter.h"
 #include "tests/golden/run.h"
 #include "tests/tap.h"
 
 #define CHUNK  37
-#define LIMIT  1e-4
 #define SLOTS  3
 #define CROWD  9
 #define ROUNDS 12
@@ -42,12 +45,15 @@ static void *read_array(FILE *f, size_t n)
 }
 
 static const char *quantization; /* of models that are opened */
+static const char *device = "cpu";
+static double limit = 1e-4; /* of logits' error */
+static bool is_exact = true;
 
 static struct model *open_model(const char *name, int n_ranks, int n_stages)
 {
     char folder[4200];
     struct model_options o = {.dir = folder,
-                              .device = "cpu",
+                              .device = device,
                               .page_tokens = 16,
                               .num_pages = 256,
                               .max_num_seqs = RUN_SEQS,
@@ -75,6 +81,8 @@ static void load(struct model *m, const char *name, int slot)
     rc = adapter_open(&a, folder, 8, why, sizeof why);
     if (rc == ERR_OK)
         rc = model_adapter_check(m, a, why, sizeof why);
+    if (rc == ERR_OK)
+        rc = model_adapter_pack(m, a);
     if (rc == ERR_OK)
         rc = model_adapter_place(m, slot, a);
     is_int(rc, ERR_OK, "%s: is loaded (%s)", name, why);
@@ -115,13 +123,14 @@ static void check_case(struct run *r, FILE *f, const char *name, int n_vocab, in
     if (rc == ERR_OK)
         rc = model_logits(r->m, got);
     error = distance(got, want, (size_t)n_rows * (size_t)n_vocab);
-    ok(rc == ERR_OK && error < LIMIT, "%s: prompt of %d: logits within %.2e of the golden's", name,
+    ok(rc == ERR_OK && error < limit, "%s: prompt of %d: logits within %.2e of the golden's", name,
        n_prompt, error);
     s->n_computed = 0;
     is_int(run_greedy(r, s, CHUNK, n_greedy), ERR_OK, "%s: greedy runs", name);
     while (n_same < n_greedy && s->tokens[n_prompt + n_same] == greedy[n_same])
         n_same++;
-    is_int(n_same, n_greedy, "%s: prompt of %d: greedy tokens equal", name, n_prompt);
+    if (is_exact)
+        is_int(n_same, n_greedy, "%s: prompt of %d: greedy tokens equal", name, n_prompt);
     free(prompt), free(greedy), free(want), free(got), free(s);
 }
 
@@ -148,11 +157,16 @@ static void check_file(struct run *r, const char *name, const char *folder, int 
 static const struct {
     const char *name, *model;
     bool divides; /* by two ranks */
+    double noise; /* of bfloat16 in this model, as in test_golden.c */
 } adapters[] = {
-    {"llama-gqa-all", "llama-gqa", true},   {"llama-gqa-few", "llama-gqa", true},
-    {"llama-gqa-torch", "llama-gqa", true}, {"qwen2-window-r8", "qwen2-window", true},
-    {"qwen3-rslora", "qwen3", false},       {"phi3-pattern", "families/phi3", true},
-    {"gpt2-conv1d", "families/gpt2", true}, {"qwen2-moe-shared", "families/qwen2-moe", true},
+    {"llama-gqa-all", "llama-gqa", true, 0.0},
+    {"llama-gqa-few", "llama-gqa", true, 0.0},
+    {"llama-gqa-torch", "llama-gqa", true, 0.0},
+    {"qwen2-window-r8", "qwen2-window", true, 2.4e-2},
+    {"qwen3-rslora", "qwen3", false, 0.0},
+    {"gpt2-conv1d", "families/gpt2", true, 1e-2},
+    {"qwen2-moe-shared", "families/qwen2-moe", true, 2.3e-2},
+    {"phi3-pattern", "families/phi3", true, 2.9e-2},
 };
 
 /* The adapter is in slot 1, between two that hold others or nothing. */
@@ -160,6 +174,7 @@ static void check_adapter(size_t i, int n_ranks, int n_stages)
 {
     char folder[200], title[200];
     struct model *m = open_model(adapters[i].model, n_ranks, n_stages);
+    double common = limit;
     struct run *r = malloc(sizeof *r);
 
     if (m == NULL)
@@ -168,9 +183,12 @@ static void check_adapter(size_t i, int n_ranks, int n_stages)
     snprintf(folder, sizeof folder, "adapters/%s", adapters[i].name);
     snprintf(title, sizeof title, "%s, ranks: %d, stages: %d", adapters[i].name, n_ranks, n_stages);
     load(m, adapters[i].name, 1);
+    if (!is_exact && adapters[i].noise > 0.0)
+        limit = fmax(limit, 3.0 * adapters[i].noise);
     check_file(r, title, folder, 1 + 1);
     if (n_ranks * n_stages == 1)
         check_file(r, "without adapter", adapters[i].model, 0);
+    limit = common;
     model_close(m);
     free(r);
 }
@@ -276,13 +294,32 @@ static int run_crowd(struct crowd *c, struct model *m, int one)
     return rc;
 }
 
+/* Sequence i in both: the same bits, or numbers that are as near as roundings, as long as the texts
+ * are the same. */
+static void check_member(const struct crowd *all, const struct crowd *alone, int i, int n_vocab,
+                         int n_ranks)
+{
+    size_t bytes = (size_t)n_vocab * sizeof(float);
+    int n_same = 0, first = all->seqs[i].n_tokens - ROUNDS;
+
+    for (int round = 0; round < ROUNDS; round++) {
+        const float *one = all->logits[i][round], *other = alone->logits[i][round];
+        bool is_same_text = memcmp(all->seqs[i].tokens + first, alone->seqs[i].tokens + first,
+                                   (size_t)round * sizeof(int32_t)) == 0;
+
+        n_same += is_exact ? memcmp(one, other, bytes) == 0
+                           : !is_same_text || distance(one, other, (size_t)n_vocab) < limit;
+    }
+    is_int(n_same, ROUNDS, "ranks: %d: sequence %d, adapter %d: the same numbers in a crowd",
+           n_ranks, i, all->seqs[i].adapter);
+}
+
 /* Sequence i in a crowd has the bits that it has alone; of all with equal prompts, adapters make
  * the difference. */
 static void check_crowd(int n_ranks)
 {
     struct model *m = open_model("llama-gqa", n_ranks, 1);
     struct crowd *all = calloc(1, sizeof *all), *alone = calloc(1, sizeof *alone);
-    size_t bytes = (size_t)model_shape(m)->n_vocab * sizeof(float);
 
     load(m, "llama-gqa-all", 0);
     load(m, "llama-gqa-few", 1);
@@ -294,13 +331,8 @@ static void check_crowd(int n_ranks)
     is_int(run_crowd(all, m, -1), ERR_OK, "a crowd runs");
     begin_crowd(alone, m);
     for (int i = 0; i < CROWD; i++) {
-        int n_same = 0;
-
         is_int(run_crowd(alone, m, i), ERR_OK, "sequence %d runs alone", i);
-        for (int round = 0; round < ROUNDS; round++)
-            n_same += memcmp(all->logits[i][round], alone->logits[i][round], bytes) == 0;
-        is_int(n_same, ROUNDS, "ranks: %d: sequence %d, adapter %d: the same bits in a crowd",
-               n_ranks, i, all->seqs[i].adapter);
+        check_member(all, alone, i, model_shape(m)->n_vocab, n_ranks);
     }
     for (int i = 0; i < CROWD; i++) {
         for (int round = 0; round < ROUNDS; round++)
@@ -477,17 +509,28 @@ static void check_refusals(void)
 
 int main(void)
 {
+    int n_gpus = device_cuda_count();
+
     snprintf(base, sizeof base, "%s", tap_path("tests/golden"));
+    if (getenv("QUIRE_TEST_DEVICE") != NULL) {
+        device = getenv("QUIRE_TEST_DEVICE");
+        is_exact = strcmp(device, "cpu") == 0;
+        limit = is_exact ? limit : 2e-2;
+    }
     for (size_t i = 0; i < sizeof adapters / sizeof adapters[0]; i++) {
         check_adapter(i, 1, 1);
+        if (!is_exact && n_gpus < 2)
+            continue;
         check_adapter(i, 1, 2);
         if (adapters[i].divides)
             check_adapter(i, 2, 1);
     }
-    check_adapter(0, 2, 2);
+    if (is_exact || n_gpus >= 4)
+        check_adapter(0, 2, 2);
     check_rounded();
     check_crowd(1);
-    check_crowd(2);
+    if (is_exact || n_gpus >= 2)
+        check_crowd(2);
     check_refusals();
     check_foreign();
     return tap_done();

@@ -56,6 +56,13 @@ for method in METHODS:
         tap.eq(ask(s, TEXT, edits(s)), edited, "a text that is said again")
         steps = s.metric("quire:steps_total") - before
         tap.ok(2 * steps < plain_steps, "in less than half the steps", "%d of %d" % (steps, plain_steps))
+        said = told(s)
+        tap.eq(ask(s, TEXT, dict(edits(s), num_speculative_tokens=0)), edited, "without drafts")
+        tap.eq(told(s), said, "no drafts are made for a request that wants none")
+        tap.eq(ask(s, TEXT, dict(edits(s), num_speculative_tokens=1)), edited, "one at a time")
+        now = told(s)
+        tap.ok(now["drafts"] > said["drafts"] and now["draft_tokens"] - said["draft_tokens"] ==
+               now["drafts"] - said["drafts"], "as many drafts at a time as a request wants", now)
         some = [i for i, (_, body) in enumerate(requests) if body["max_tokens"] == 60][:24]
         got = crowd(len(some), lambda i: ask(s, *requests[some[i]]))
         tap.ok(DEVICE != "cpu" or got == [want[i] for i in some], "a crowd as each alone")

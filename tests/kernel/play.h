@@ -33,7 +33,7 @@ struct play_thread {
 
 static struct {
     struct play_thread threads[PLAY_THREADS];
-    dim3 block, block_dim;
+    dim3 block, block_dim, grid_dim;
     int current, n_threads;
     void (*body)(void *);
     void *arguments;
@@ -44,6 +44,7 @@ static struct {
 #define threadIdx play.threads[play.current].idx
 #define blockIdx  play.block
 #define blockDim  play.block_dim
+#define gridDim   play.grid_dim
 #define __launch_bounds__(...)
 
 static void play_thread_main(void)
@@ -98,6 +99,7 @@ static void play_block(void)
 static void play_grid(dim3 grid, dim3 block_dim, void (*body)(void *), void *arguments)
 {
     play.block_dim = block_dim;
+    play.grid_dim = grid;
     play.n_threads = (int)(block_dim.x * block_dim.y);
     play.body = body;
     play.arguments = arguments;
@@ -202,5 +204,8 @@ static void __syncthreads(void); /* of kernels that are not played */
 #undef K_LAUNCH
 #define K_LAUNCH(kernel, grid, block, smem, stream, ...) \
     ((void)(stream), play_launch(dim3(grid), dim3(block), [=] { (kernel)(__VA_ARGS__); }))
+#undef K_LAUNCH_EARLY
+#define K_LAUNCH_EARLY(kernel, grid, block, stream, ...) \
+    K_LAUNCH(kernel, grid, block, 0, stream, __VA_ARGS__)
 
 #endif

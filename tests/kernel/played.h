@@ -46,7 +46,7 @@ struct played_latent {
 };
 int played_latent(const struct played_latent *of);
 
-/* k_adapt() on host memory. 0, or -1 for a fault. */
+/* k_adapt_in() and k_adapt_out() on host memory. 0, or -1 for a fault. */
 int played_adapt(const struct k_adapting *a);
 
 /* What went wrong in the playing of the others; NULL: nothing. */

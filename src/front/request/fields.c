@@ -532,6 +532,18 @@ static int fields_think(struct fields_read_context *c, const struct fields_row *
     return rc;
 }
 
+/* At most so many drafts at a time; 0: none. */
+static int fields_drafts(struct fields_read_context *c, const struct fields_row *row,
+                         const struct json *v)
+{
+    double number;
+    int rc = fields_whole_range(c, row, v, &number);
+
+    if (rc == ERR_OK)
+        c->out->request.generate.drafts = 1 + (uint32_t)number;
+    return rc;
+}
+
 /* The side on which truncate_prompt_tokens cuts. */
 static int fields_side(struct fields_read_context *c, const struct fields_row *row,
                        const struct json *v)
@@ -654,6 +666,7 @@ static const struct fields_row fields_rows[] = {
 #include "kernels/sampling.def"
     BOTH("priority", fields_whole, .place = OUT_MEMBER(request.priority),
          .range = RANGE_FROM(INT_MIN, INT_MAX)),
+    BOTH("num_speculative_tokens", fields_drafts, .range = RANGE_FROM(0, 64)),
     BOTH("timeout_s", fields_timeout, .range = RANGE_ABOVE(0, 86400)),
     BOTH("seed", fields_seed),
     BOTH("stop", fields_stop),

@@ -96,6 +96,7 @@ translate_fn translate_refuse;     /* unsupported: refused unless the value swit
         {"bad_words", translate_same, NULL}, {"allowed_token_ids", translate_same, NULL},          \
         {"structured_outputs", translate_same, NULL},                                              \
         {"split_special_tokens", translate_same, NULL},                                            \
+        {"num_speculative_tokens", translate_same, NULL},                                          \
     {                                                                                              \
         "skip_special_tokens", translate_same, NULL                                                \
     }

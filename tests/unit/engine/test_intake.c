@@ -141,6 +141,8 @@ static const struct broken {
     {"too few of them", GEN(n_allowed), WHOLE(WORLD_VOCAB / 32 - 1), ERR_INVALID, false, WHOLE(0)},
     {"biases", GEN(n_biases), WHOLE(WIRE_BIASES_MAX + 1), ERR_INVALID, false, WHOLE(0)},
     {"bad words", GEN(n_bad), WHOLE(WIRE_BAD_WORDS_MAX + 1), ERR_INVALID, false, WHOLE(0)},
+    {"more drafts than there can be", GEN(drafts), WHOLE(WIRE_DRAFTS_MAX + 2), ERR_INVALID, false,
+     WHOLE(WIRE_DRAFTS_MAX + 1)},
     {"asked ids without log probabilities", GEN(n_asked), WHOLE(1), ERR_INVALID, false, WHOLE(0)},
     {"a priority of retention", GEN(retain), WHOLE(102), ERR_INVALID, true, WHOLE(101)},
     {"words of a set of stop ids", GEN(n_stops), WHOLE(WORLD_VOCAB / 32 - 1), ERR_INVALID, false,
