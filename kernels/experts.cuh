@@ -106,6 +106,7 @@ static __device__ __forceinline__ void experts_wait_for_previous(void)
     let_next_begin();
 }
 
+#ifndef gridDim /* else kernels are played on the host */
 template <class... P, class... A>
 static inline int experts_launch_early(void (*kernel)(P...), dim3 grid, unsigned block, size_t smem,
                                        k_stream stream, A... args)
@@ -123,6 +124,7 @@ static inline int experts_launch_early(void (*kernel)(P...), dim3 grid, unsigned
     config.numAttrs = k_is_portable() ? 0 : 1;
     return cudaLaunchKernelEx(&config, kernel, args...) == cudaSuccess ? 0 : -1;
 }
+#endif
 
 /* Bring the line at p to the L2 cache. */
 static __device__ __forceinline__ void experts_fetch_line(const void *p)
