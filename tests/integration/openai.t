@@ -152,7 +152,7 @@ with tap.section("client"), Stack() as s:
         model=MODEL_NAME, messages=hello, temperature=-9, stream=True), "a stream's error")
     raises(openai.NotFoundError, 404, lambda: chat.create(model="gpt", messages=hello),
            "unknown model", code="model_not_found", param="model")
-    raises(openai.NotFoundError, 404, lambda: c.embeddings.create(model="a", input="b"),
+    raises(openai.NotFoundError, 404, lambda: c.images.generate(model="a", prompt="b"),
            "unknown path")
 
     async def many():
