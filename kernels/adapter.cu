@@ -2,7 +2,7 @@
  *
  * Products of LoRA adapters (adapter.h), on every GPU.
  *
- *   adapter_in    t = a x, times the norm's factor. An item is G rows of a and a segment's rows of x;
+ *   adapter_in    t = a x, times the norm's factor. An item: G rows of a and a segment's rows of x;
  *                 a block's threads share the elements, and sums go over lanes, then warps
  *   adapter_out   the product's y += scale * transpose(b) t, then the gate or the residual. An item
  *                 is a segment and some columns; a thread has W of them, of each row

@@ -7,11 +7,9 @@
  * no allocation, no synchronisation, no host read. They return 0, or -1 when the launch was refused
  * (the caller asks CUDA for the reason). All pointers of a launcher are device pointers, those of a
  * reference are host pointers. References run on the caller's thread; those with a range argument
- * compute a part, so that a caller can distribute the work over threads: a part has the same bits
- * whichever thread computes it.
+ * compute a part, which has the same bits whichever thread computes it.
  *
- * Accuracy of a launcher: inputs are bfloat16, sums are float32, results are rounded to bfloat16
- * once; tests/kernel has the limit for each. Same input, same bits. */
+ * Inputs are bfloat16, sums float32, results rounded once (limits: tests/kernel). Same bits again. */
 #ifndef QUIRE_KERNELS_H
 #define QUIRE_KERNELS_H
 
@@ -235,15 +233,12 @@ int k_norm_within(k_bf16 *x, int stride, const struct k_norm *norm, int n, int d
 struct k_pick {
     void *to;
     const void *from;
-    int to_stride, from_stride; /* elements between rows */
     bool to_is_float, from_is_float;
-    const int32_t *rows; /* int32 [n]; NULL: row i */
-    int width, n;
+    int to_stride, from_stride, width, n; /* strides: elements between rows */
+    const int32_t *rows;                  /* int32 [n]; NULL: row i */
 };
 int k_pick_rows(const struct k_pick *p, k_stream stream);
-
-/* ids int32 [n] = table at ids. */
-int k_rename(int32_t *ids, const int32_t *table, int n, k_stream stream);
+int k_rename(int32_t *ids, const int32_t *table, int n, k_stream stream); /* ids = table[ids] */
 
 /* RMS norms of rows whose elements are divided between ranks: queries, then keys, of x [n][stride].
  * squares [n][K_SQUARES(n_ranks)], of x's type: k_squares() writes this rank's two sums of squares

@@ -3,7 +3,7 @@
  * Absorbed queries and values of latent attention on tensor cores (mma.m16n8k16), for the sizes of
  * released models, on every GPU.
  *
- * A warp computes [ROWS * 16 tokens][COLS * 8 columns] of one head. Operands come from global memory
+ * A warp computes [ROWS * 16 tokens][COLS * 8 columns] of one head. Operands come from memory
  * straight into the fragments of mma, 16 or 8 bytes at a time: sums do not depend on the order of
  * their terms' numbers, so the term that a fragment calls k may be another one, if both operands
  * agree, and likewise a column. With lane = 4 g + c:
@@ -90,7 +90,7 @@ static __global__ void __launch_bounds__(128) latent_queries_even_kernel(const l
                 chunk_multiply(acc[r][j], left[r], b0, b1);
         }
     }
-    /* Fragment j has, at its column n, column 8 n + j; the lane has those of n = 2 c and 2 c + 1. */
+    /* Fragment j has at its column n column 8 n + j; the lane has those of n = 2 c and 2 c + 1. */
 #pragma unroll
     for (int i = 0; i < ROWS * 4; i++) {
         int r = i / 4, below = i / 2 % 2, side = i % 2, token = first + r * 16 + g + below * 8;

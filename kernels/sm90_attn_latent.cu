@@ -20,8 +20,8 @@
  * Two fifths of the queries stay in registers, the rest in shared memory.
  *
  * Decodes: k_attn_schedule() has cut the tiles of all rows of jobs into equal shares, one a CTA
- * (attn_plan.cu). A row that is cut leaves parts in plan->work, sums that are not divided yet, which
- * a second kernel merges. Chunks: a CTA takes whole tiles of the plan in turn.
+ * (attn_plan.cu). A row that is cut leaves parts in plan->work, sums that are not divided yet; a
+ * second kernel merges. Chunks: a CTA takes whole tiles of the plan in turn.
  *
  * Bits: a row's result depends on its keys and on the lengths of the step's decodes, which decide
  * where rows are cut, not on timing.
@@ -353,7 +353,7 @@ static __device__ __forceinline__ void latent_soften(latent_rows &r, float (&sco
     }
 }
 
-/* The scores of this warpgroup's columns are there: weights of the tile. n counts the CTA's tiles. */
+/* The scores of this warpgroup's columns are there: weights of the tile. n: tiles of the CTA. */
 template <int WG>
 static __device__ __forceinline__ void latent_weigh(latent_shared *sh, latent_rows &r,
                                                     float (&score)[16], float (&shrink)[2],

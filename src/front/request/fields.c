@@ -9,11 +9,8 @@
  * other servers too.
  *
  * For example, the row
- *
  *   BOTH("n", fields_whole, .place = EXCHANGE_MEMBER(n), .range = RANGE_FROM(1, 128))
- *
- * makes a chat or completion with "n": 3 set exchange.n to 3, and one with "n": 0 an error:
- * "'n' must be at least 1 and at most 128, not 0". */
+ * makes one with "n": 3 set exchange.n, and "n": 0 an error: "'n' must be at least 1 and ..". */
 #include "front/request/fields.h"
 
 #include <limits.h>
@@ -536,11 +533,10 @@ static int fields_think(struct fields_read_context *c, const struct fields_row *
 static int fields_drafts(struct fields_read_context *c, const struct fields_row *row,
                          const struct json *v)
 {
-    double number;
-    int rc = fields_whole_range(c, row, v, &number);
+    double number = 0;
+    int rc = fields_whole_range(c, row, v, &number); /* an error ends the request */
 
-    if (rc == ERR_OK)
-        c->out->request.generate.drafts = 1 + (uint32_t)number;
+    c->out->request.generate.drafts = 1 + (uint32_t)number;
     return rc;
 }
 
@@ -569,21 +565,18 @@ static int fields_request_id(struct fields_read_context *c, const struct fields_
 static int fields_effort(struct fields_read_context *c, const struct fields_row *row,
                          const struct json *v)
 {
-    if (fields_is_effort(v))
-        return ERR_OK;
-    return fields_type(c, row, "none, minimal, low, medium, high, xhigh or max", v);
+    static const char type[] = "none, minimal, low, medium, high, xhigh or max";
+
+    return fields_is_effort(v) ? ERR_OK : fields_type(c, row, type, v);
 }
 
-/* Only checked here; the endpoint reads it. */
+/* Lists and objects are only checked here; the endpoint reads them. */
 static int fields_list(struct fields_read_context *c, const struct fields_row *row,
                        const struct json *v)
 {
-    if (v->kind == JSON_LIST)
-        return ERR_OK;
-    return fields_type(c, row, "a list", v);
+    return v->kind == JSON_LIST ? ERR_OK : fields_type(c, row, "a list", v);
 }
 
-/* Only checked here; the endpoint reads it. */
 static int fields_object(struct fields_read_context *c, const struct fields_row *row,
                          const struct json *v)
 {
