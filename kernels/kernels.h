@@ -9,7 +9,7 @@
  * reference are host pointers. References run on the caller's thread; those with a range argument
  * compute a part, which has the same bits whichever thread computes it.
  *
- * Inputs are bfloat16, sums float32, results rounded once (limits: tests/kernel). Same bits again. */
+ * Inputs are bfloat16, sums float32, results rounded once (limits: tests/kernel). Same bits. */
 #ifndef QUIRE_KERNELS_H
 #define QUIRE_KERNELS_H
 

@@ -793,7 +793,7 @@ static void help(void)
         "  --output-len N       1024   tokens per output\n"
         "  --drafts N           0      latency of steps that verify N drafts of each sequence\n"
         "  --lora-adapters N    0      latency with N adapters of noise on all layers, beside\n"
-        "                              latency without: 1 and 64 sequences, which have them in turn\n"
+        "                              latency without: 1 and 64 sequences, in turn\n"
         "  --lora-rank N        16     their rank\n"
         "  --read-limit GB/s    4650   read bandwidth of the memory (an H200's)\n\n"
         "Settings are those of the engine (quire-engine --help). --load-format dummy needs only\n"

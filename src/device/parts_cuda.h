@@ -221,7 +221,7 @@ bool cuda_schedule(struct cuda *c, const struct k_kv *kv, int n_heads);
 /* --- adapt_cuda.c --- */
 int adapt_reserve(struct cuda *c) ERR_CHECKED;
 void adapt_close(struct cuda *c);
-/* Sort the rows of a step that has adapters into a. n_recorded: rows of a recorded step, whose slots
+/* Sort the rows of a step with adapters into a. n_recorded: those of a recorded step, whose slots
  * are in c->adapt; 0: the step is as in the batch. */
 void adapt_fill(struct cuda *c, const struct step_arrays *a, const struct device_batch *b,
                 int n_recorded);
