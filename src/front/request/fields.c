@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The table of request fields and the functions that read them.
- *
  * A row is a name, the formats that have the field (chat, completion), a function that checks and
  * stores its value, and the function's parameters: the member it sets, a range, a flag. A field
  * that would change the answer and is not supported is refused by name, so that no client believes
@@ -533,10 +532,11 @@ static int fields_think(struct fields_read_context *c, const struct fields_row *
 static int fields_drafts(struct fields_read_context *c, const struct fields_row *row,
                          const struct json *v)
 {
-    double number = 0;
-    int rc = fields_whole_range(c, row, v, &number); /* an error ends the request */
+    double number;
+    int rc = fields_whole_range(c, row, v, &number);
 
-    c->out->request.generate.drafts = 1 + (uint32_t)number;
+    if (rc == ERR_OK)
+        c->out->request.generate.drafts = 1 + (uint32_t)number;
     return rc;
 }
 
