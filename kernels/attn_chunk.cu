@@ -127,11 +127,11 @@ static __device__ inline void chunk_score_block(float score[chunk_form<D>::BLOCK
 
 /* The running softmax: turn scores into weights, and rescale the accumulators by the change of the
  * maximum. limit: the last key that each of the two rows may attend to, relative to the block;
- * window: how many keys up to there. */
+ * window: how many keys up to there. scale, cap: in units of log2. */
 template <int D>
 static __device__ inline void chunk_soften(chunk_state<D> &st,
                                            float score[chunk_form<D>::BLOCK / 8][4], float scale,
-                                           const int limit[2], uint32_t window)
+                                           float cap, const int limit[2], uint32_t window)
 {
     constexpr int BLOCK = chunk_form<D>::BLOCK;
     int col = threadIdx.x % 4 * 2;
@@ -146,8 +146,9 @@ static __device__ inline void chunk_soften(chunk_state<D> &st,
             for (int elem = 0; elem < 2; elem++) {
                 float *s = &score[j][2 * row + elem];
 
-                *s =
-                    (uint32_t)(limit[row] - (j * 8 + col + elem)) < window ? *s * scale : -INFINITY;
+                *s = (uint32_t)(limit[row] - (j * 8 + col + elem)) < window
+                         ? soft_cap(*s * scale, cap)
+                         : -INFINITY;
                 top = fmaxf(top, *s);
             }
         }
@@ -307,7 +308,7 @@ static __global__ void __launch_bounds__(WARPS * 32) attn_chunk_kernel(const chu
         chunk_wait_groups<1>(); /* the keys */
         __syncthreads();
         chunk_score_block<D>(score, queries + warp * 16 * (D + PAD), keys);
-        chunk_soften<D>(st, score, a.scale * LOG2_E, limit, window);
+        chunk_soften<D>(st, score, a.scale * LOG2_E, a.kv.cap * LOG2_E, limit, window);
         __syncthreads();
         /* Past the end: zeros. */
         chunk_copy_block<D, BLOCK>(keys, a, pages, kv_head, base + BLOCK, lowest, last, 0, hd);

@@ -54,6 +54,21 @@ int k_use_portable(void)
 
 #endif
 
+#ifdef HAVE_PORTABLE
+#define ATTN_CAPPED(op, ...) op##_portable(__VA_ARGS__)
+#else
+#define ATTN_CAPPED(op, ...) (-1)
+#endif
+
+bool k_attn_caps(void)
+{
+#ifdef HAVE_PORTABLE
+    return true;
+#else
+    return false;
+#endif
+}
+
 int k_multiply_takes(const struct k_matrix *w, int n)
 {
     return CHOOSE(k_multiply_takes, w, n);
@@ -69,11 +84,17 @@ int k_multiply(const struct k_product *p, int n, int n_sms, k_stream stream)
     return CHOOSE(k_multiply, p, n, n_sms, stream);
 }
 
+/* Hopper's kernels for attention take no soft cap: on its GPUs, too, the portable ones do. */
+static bool attn_is_portable(const struct k_kv *kv)
+{
+    return k_is_portable() || kv->cap > 0.0f;
+}
+
 /* The portable kernel has no variant for short contexts, and does not rotate. */
 int k_attn_is_brief(const struct k_attn_plan *plan, const struct k_kv *kv, int n_heads)
 {
 #ifdef HAVE_SM90
-    return !k_is_portable() && k_attn_is_brief_sm90(plan, kv, n_heads);
+    return !attn_is_portable(kv) && k_attn_is_brief_sm90(plan, kv, n_heads);
 #else
     (void)plan, (void)kv, (void)n_heads;
     return 0;
@@ -83,7 +104,7 @@ int k_attn_is_brief(const struct k_attn_plan *plan, const struct k_kv *kv, int n
 int k_attn_rotates(const struct k_rotary *r, const struct k_kv *kv)
 {
 #ifdef HAVE_SM90
-    return !k_is_portable() && k_attn_rotates_sm90(r, kv);
+    return !attn_is_portable(kv) && k_attn_rotates_sm90(r, kv);
 #else
     (void)r, (void)kv;
     return 0;
@@ -116,12 +137,16 @@ int k_attn_schedule(const struct k_attn_plan *plan, const struct k_kv *kv, const
 {
     if (kv->value_dim > 0 && !attn_latents_are_sm90(kv))
         return 0;
+    if (kv->cap > 0.0f)
+        return ATTN_CAPPED(k_attn_schedule, plan, kv, t, n_heads, stream);
     return CHOOSE(k_attn_schedule, plan, kv, t, n_heads, stream);
 }
 
 int k_attn_decode(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv, const struct k_tokens *t,
                   const struct k_attn_plan *plan, int n_heads, float scale, k_stream stream)
 {
+    if (kv->cap > 0.0f)
+        return ATTN_CAPPED(k_attn_decode, out, qkv, kv, t, plan, n_heads, scale, stream);
     return CHOOSE(k_attn_decode, out, qkv, kv, t, plan, n_heads, scale, stream);
 }
 
@@ -129,7 +154,7 @@ int k_attn_chunk(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv, const st
                  const struct k_attn_plan *plan, int n_heads, float scale, k_stream stream)
 {
 #ifdef HAVE_SM90
-    if (!k_is_portable() && k_attn_chunk_takes_sm90(kv, qkv, n_heads))
+    if (!attn_is_portable(kv) && k_attn_chunk_takes_sm90(kv, qkv, n_heads))
         return k_attn_chunk_sm90(out, qkv, kv, t, plan, n_heads, scale, stream);
 #endif
     return k_attn_chunk_plain(out, qkv, kv, t, plan, n_heads, scale, stream);

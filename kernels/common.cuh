@@ -151,6 +151,16 @@ static __device__ inline float exp2_fast(float x)
     return y;
 }
 
+/* cap * tanh(x / cap) of a score x, both in units of log2; cap 0: x. */
+static __device__ inline float soft_cap(float x, float cap)
+{
+    constexpr float TWICE_LOG2_E = 2.88539008f;
+
+    if (cap == 0.0f)
+        return x;
+    return cap - 2.0f * cap / (exp2_fast(x / cap * TWICE_LOG2_E) + 1.0f);
+}
+
 /* Sum over a block of whole warps, returned to all threads, in a fixed order; shared: float
  * [33]. */
 static __device__ inline float block_sum(float x, float *shared)

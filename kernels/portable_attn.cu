@@ -39,6 +39,7 @@ struct single_args {
     int n_heads, qkv_heads, group, blocks, n_splits;
     bool is_half;
     float scale, out_scale; /* factor of scores, in units of log2; of the output */
+    float cap;              /* of scores, in units of log2; 0: none */
 };
 
 /* Warps and shared memory for heads of up to D elements. */
@@ -195,7 +196,7 @@ static __device__ inline void single_score(float (&score)[2][4], const bf16 *q, 
  * tile's first key. */
 template <int D>
 static __device__ inline void single_soften(single_state<D> &st, float (&score)[2][4],
-                                            const single_row &r, float scale, int base)
+                                            const single_row &r, float scale, float cap, int base)
 {
     int col = base + threadIdx.x % 4 * 2;
 
@@ -208,7 +209,7 @@ static __device__ inline void single_soften(single_state<D> &st, float (&score)[
             float &s = score[i / 2][2 * row + i % 2];
             int pos = col + i / 2 * 8 + i % 2;
 
-            s = pos >= r.lowest && pos < r.len ? s * scale : -INFINITY;
+            s = pos >= r.lowest && pos < r.len ? soft_cap(s * scale, cap) : -INFINITY;
             top = fmaxf(top, s);
         }
         top = fmaxf(top, __shfl_xor_sync(~0U, top, 1));
@@ -278,7 +279,7 @@ static __device__ inline void single_walk(single_state<D> &st, char *memory, con
         portable_wait_groups<1>();
         __syncwarp();
         single_score<D>(score, queries, single_tile<D, TYPE>(wide, now));
-        single_soften<D>(st, score, r, a.scale, tile * KEYS);
+        single_soften<D>(st, score, r, a.scale, a.cap, tile * KEYS);
         single_add_values<D>(st, score, single_tile<D, TYPE>(wide, now + s::STAGE / 2));
         __syncwarp(); /* the next copy writes over this stage */
     }
@@ -520,6 +521,7 @@ int k_attn_decode_portable(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv
     a.n_splits = single_splits(plan->n_decodes * kv->n_kv_heads * a.blocks);
     a.is_half = plan->out_is_half;
     a.scale = scale * LOG2_E;
+    a.cap = kv->cap * LOG2_E;
     a.out_scale = 1.0f;
     if (kv->type == K_BF16)
         return single_choose_d<K_BF16>(a, plan->n_decodes, stream);

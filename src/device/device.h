@@ -67,6 +67,7 @@ struct device_limits {
     int n_stages;     /* of the model; 0: one */
     bool follows;     /* a device of another process samples */
     bool picks;       /* steps have rows for pick() */
+    bool caps_scores; /* attention has a soft cap */
     int n_adapters;   /* slots of adapters (kernels/adapter.h); 0: there are none */
     int adapter_rank; /* the highest of any */
     int adapter_in;   /* widest input of a matrix with adapters */

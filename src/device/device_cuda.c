@@ -703,12 +703,18 @@ static int cuda_reserve_attention(struct cuda *c)
     return ERR_OK;
 }
 
-/* What some models need is not there in the portable kernels, or on some of their GPUs. */
+/* What some models need is not there in the portable kernels, or on some of their GPUs. They also
+ * compute attention with soft caps. */
 static int cuda_check_portable(const struct cuda *c, const struct device_limits *lim)
 {
     int bytes = 0;
 
-    if (!k_is_portable())
+    if (lim->caps_scores && !k_attn_caps()) {
+        log_error("device: soft caps of scores need the portable kernels, which this build lacks "
+                  "(configure --with-cuda-arch)");
+        return ERR_UNSUPPORTED;
+    }
+    if (!k_is_portable() && !lim->caps_scores)
         return ERR_OK;
     if (lim->head_dim > K_HEAD_DIM_PORTABLE) {
         log_error("device: heads of %d elements, the portable kernels take at most %d",

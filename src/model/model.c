@@ -159,12 +159,6 @@ static int model_choose_shape(struct model *m, const struct model_options *o)
     bool gpu = m->device->is_gpu;
     int rc;
 
-    if (gpu && config->score_cap > 0.0f) {
-        log_error("model: %s: soft caps of attention scores are computed on the cpu device only "
-                  "(device = cpu)",
-                  config->arch->name);
-        return ERR_UNSUPPORTED;
-    }
     if (config->latent.kv_rank > 0 && m->kv_type != K_BF16) {
         log_error(
             "model: %s: latents are kept in bfloat16: kv_cache_dtype fp8 is not possible, use "
@@ -428,6 +422,7 @@ static struct device_limits model_rank_limits(struct model *m, const struct rank
         .n_stages = shape->n_stages,
         .follows = m->node_rank > 0,
         .picks = m->config.eagle.n_taps > 0,
+        .caps_scores = m->config.score_cap > 0.0f,
     };
 
     if (r->weights.adapters != NULL) {

@@ -97,6 +97,9 @@ static const int windows[] = {0, 1, 20, 64, 300, 2500};
  * another layer has written the keys and values of the step. */
 static int promises_short, has_norms, norms_values, is_shared;
 
+/* Of scores; 0: none. */
+static float cap;
+
 /* Everything of one case, on host and device. */
 struct attn_run {
     const struct attn_case *c;
@@ -217,6 +220,7 @@ static void place(struct attn_run *r)
                                .page_tokens = c->page_tokens,
                                .window = window,
                                .is_shared = is_shared,
+                               .cap = cap,
                                .type = c->type,
                                .k_scale = 0.5f,
                                .v_scale = 0.25f};
@@ -521,9 +525,9 @@ static void check_case(const struct attn_case *c)
 {
     struct attn_run *r = run_open(c);
 
-    printf("# %s, %d sequences%s%s%s%s\n", r->name, c->n_seqs, promises_short ? ", short" : "",
+    printf("# %s, %d sequences%s%s%s%s%s\n", r->name, c->n_seqs, promises_short ? ", short" : "",
            has_norms ? ", with norms" : "", norms_values ? ", of values too" : "",
-           is_shared ? ", shared" : "");
+           is_shared ? ", shared" : "", cap > 0.0f ? ", capped" : "");
     check_rope(r);
     check_attn(r);
     run_close(r);
@@ -563,7 +567,7 @@ static void check_fused(const struct attn_case *c)
 
 static bool is_too_large(int head_dim)
 {
-    return k_is_portable() && head_dim > K_HEAD_DIM_PORTABLE;
+    return (k_is_portable() || cap > 0.0f) && head_dim > K_HEAD_DIM_PORTABLE;
 }
 
 static void check_cases(int head_dim)
@@ -613,6 +617,12 @@ int main(int argc, char **argv)
     has_norms = norms_values = 1;
     for (is_shared = 0; is_shared <= 1; is_shared++) {
         window = is_shared ? 64 : 0;
+        check_cases(argc > 1 ? atoi(argv[1]) : 0);
+    }
+    has_norms = norms_values = is_shared = 0;
+    cap = k_attn_caps() ? 2.0f : 0.0f;
+    for (size_t i = 0; i < 4 && cap > 0.0f; i += 3) {
+        window = windows[i];
         check_cases(argc > 1 ? atoi(argv[1]) : 0);
     }
     device_close(gpu);
