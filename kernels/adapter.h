@@ -72,6 +72,10 @@ struct k_adapt_rows {
 void k_adapt_sort(const struct k_adapt_rows *to, const int32_t *slots_of, int n, int n_slots,
                   int32_t *work);
 
+/* Numbers of a row in t, and the most sums that they are split into. */
+#define K_ADAPT_STRIDE(rank) (((rank) + 15) / 16 * 16)
+#define K_ADAPT_SPLITS       4
+
 /* A product whose rows may have adapters, in three steps: k_adapt_in(), then the product itself,
  * then k_adapt_out(), which does what p says with the sum of both (struct k_product):
  *
@@ -85,12 +89,12 @@ struct k_adapting {
     struct k_product p;
     bool x_is_half;      /* x is as K_HALF_AT; n_in is a multiple of 16 */
     const k_bf16 *plain; /* bf16 [n][n_out] */
-    float *t;            /* memory for float32 [n_parts][n][rank_max] */
+    float *t; /* memory for float32 [K_ADAPT_SPLITS][n_parts][n][K_ADAPT_STRIDE(rank_max)] */
     int n, n_in, n_out, rank_max, n_sms;
 };
 
 /* Can k_adapt_out() do more than K_PRODUCT_PLAIN and _FLOAT with this matrix? Runs of columns must
- * be multiples of 4. */
+ * be multiples of 8. */
 bool k_adapt_fuses(const struct k_adapters *of, int n_out);
 
 /* 0, or -1 if a launch fails. Deterministic; a row's result does not depend on the others; may be

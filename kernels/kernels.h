@@ -33,7 +33,7 @@ typedef struct CUstream_st *k_stream; /* CUDA's cudaStream_t */
 #define K_DELTA_SHARED_BYTES (110 * 1024) /* of a block of k_delta_rule() */
 #define K_BANNED_MAX         24
 
-#define K_SAMPLE_VOCAB_MAX 425984 /* a row of a cluster's shared memory */
+#define K_SAMPLE_VOCAB_MAX   425984 /* a row of a cluster's shared memory */
 
 /* Which kernels launchers use: those for Hopper, preset where they were built, or the portable ones
  * for compute capability 8.0 and later. The choice is the process's, made before the first launch.
@@ -100,11 +100,11 @@ struct k_kv {
                              * k_tokens_of() */
     const float *sinks;     /* float32 [n_heads], on both sides, or NULL: scores that take part in
                              * the softmax of a head, without a value */
-    float cap;              /* above 0: a score becomes cap * tanh(score / cap), if k_attn_caps() and
+    float cap;      /* above 0: a score becomes cap * tanh(score / cap), if k_attn_caps() and
                              * for heads of at most K_HEAD_DIM_PORTABLE */
-    bool is_shared;         /* all keys and values are in the pages already, because another layer
+    bool is_shared; /* all keys and values are in the pages already, because another layer
                              * wrote them: rows of qkv are queries alone */
-    int value_dim; /* above 0: a value is the first value_dim elements of its key, pages have keys
+    int value_dim;  /* above 0: a value is the first value_dim elements of its key, pages have keys
                     * alone, and is_shared is true (latent.h). 0: values are as wide as keys */
 };
 

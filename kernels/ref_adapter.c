@@ -71,7 +71,7 @@ void k_adapt_sort(const struct k_adapt_rows *to, const int32_t *slots_of, int n,
 
 static bool adapt_is_whole(int n)
 {
-    return n % 4 == 0;
+    return n % 8 == 0;
 }
 
 bool k_adapt_fuses(const struct k_adapters *of, int n_out)

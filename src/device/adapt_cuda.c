@@ -30,7 +30,8 @@ int adapt_reserve(struct cuda *c)
     if (lim->n_adapters == 0)
         return ERR_OK;
     adapt->t =
-        cuda_alloc(&c->base, K_ADAPTED_MAX * rows * (size_t)lim->adapter_rank * sizeof *adapt->t);
+        cuda_alloc(&c->base, K_ADAPT_SPLITS * K_ADAPTED_MAX * rows *
+                                 (size_t)K_ADAPT_STRIDE(lim->adapter_rank) * sizeof *adapt->t);
     adapt->plain = cuda_alloc(&c->base, K_PRODUCT_ROWS_MAX * width * sizeof *adapt->plain);
     adapt->plain_width = (int)width;
     adapt->slots = mem_zalloc_array(rows, sizeof *adapt->slots);

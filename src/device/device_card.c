@@ -189,7 +189,8 @@ static int card_reserve(struct device *d, const struct device_limits *limits)
     if (n_ranks > 1)
         bytes += K_SUM_INBOX_BYTES(n_ranks);
     if (limits->n_adapters > 0) /* as adapt_cuda.c */
-        bytes += (tokens * K_ADAPTED_MAX * (size_t)limits->adapter_rank +
+        bytes += (K_ADAPT_SPLITS * tokens * K_ADAPTED_MAX *
+                      (size_t)K_ADAPT_STRIDE(limits->adapter_rank) +
                   (size_t)K_PRODUCT_ROWS_MAX * (size_t)limits->ff_dim) *
                  sizeof(float);
     if (card_of(d)->takes_rows)

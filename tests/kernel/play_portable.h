@@ -137,10 +137,11 @@ static uint32_t portable_word(const uint4 &v, int i)
 #ifndef PLAY_SHARED
 #define PLAY_SHARED (99 * 1024)
 #endif
-alignas(128) static char shared[PLAY_SHARED];
+[[maybe_unused]] alignas(128) static char shared[PLAY_SHARED];
 
 template <class F> static int play_launch_two(dim3 grid, dim3 block_dim, F f)
 {
+    play.grid_dim = grid;
     play.block_dim = block_dim;
     play.n_threads = (int)block_dim.x;
     play.body = [](void *p) { (*(F *)p)(); };

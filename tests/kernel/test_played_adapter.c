@@ -29,7 +29,7 @@ static int play_rows(const struct adapt_made *m, int first, int n, struct adapt_
     int32_t order[ADAPT_ROWS], starts[ADAPT_ROWS + 1], slots[ADAPT_ROWS], count;
     int32_t work[ADAPT_SLOTS + 2];
     uint16_t *y = calloc(n_y + 1, sizeof *y), *normed = calloc(n_y + 1, sizeof *normed);
-    float *t = floats((size_t)(c->n_parts * n * 64));
+    float *t = floats((size_t)(K_ADAPT_SPLITS * c->n_parts * n * 64));
     struct k_adapting a = {.of = m->narrow,
                            .rows = {order, starts, slots, &count},
                            .p = {.kind = c->kind,
