@@ -23,8 +23,8 @@ case $CURRENT,${words[2]-} in
             --max-choices --max-cpu-loras --max-lanes --max-logprobs --max-lora-rank
             --max-loras --max-model-len --max-num-batched-tokens --max-num-queued-reqs
             --max-num-queued-tokens --max-num-seqs --max-stop-strings --model --models-dir
-            --models-max --models-run --nnodes --node-rank --num-pages --output-file
-            --override-generation-config --override-pooler-config --page-tokens
+            --models-max --models-memory --models-run --nnodes --node-rank --num-pages
+            --output-file --override-generation-config --override-pooler-config --page-tokens
             --pipeline-parallel-size --pooler-config --quantization --queue-timeout-s
             --reasoning-parser --response-role --responses-bytes --responses-days
             --responses-dir --return-tokens-as-token-ids --runner --served-model-name
@@ -51,8 +51,8 @@ case $CURRENT,${words[2]-} in
             --max-body-bytes --max-choices --max-concurrency --max-cpu-loras --max-lanes
             --max-logprobs --max-lora-rank --max-loras --max-model-len --max-num-batched-tokens
             --max-num-queued-reqs --max-num-queued-tokens --max-num-seqs --max-stop-strings
-            --metric-percentiles --model --models-dir --models-max --models-run --nnodes
-            --node-rank --num-pages --num-prompts --num-warmups --output-len
+            --metric-percentiles --model --models-dir --models-max --models-memory --models-run
+            --nnodes --node-rank --num-pages --num-prompts --num-warmups --output-len
             --override-generation-config --override-pooler-config --page-tokens
             --pipeline-parallel-size --pooler-config --port --quantization --queue-timeout-s
             --random-input-len --random-output-len --random-prefix-len --random-range-ratio
@@ -95,8 +95,8 @@ case $CURRENT,${words[2]-} in
             --master-port --max-body-bytes --max-choices --max-cpu-loras --max-lanes
             --max-logprobs --max-lora-rank --max-loras --max-model-len --max-num-batched-tokens
             --max-num-queued-reqs --max-num-queued-tokens --max-num-seqs --max-stop-strings
-            --model --models-dir --models-max --models-run --nnodes --node-rank --num-pages
-            --override-generation-config --override-pooler-config --page-tokens
+            --model --models-dir --models-max --models-memory --models-run --nnodes --node-rank
+            --num-pages --override-generation-config --override-pooler-config --page-tokens
             --pipeline-parallel-size --pooler-config --quantization --queue-timeout-s
             --reasoning-parser --response-role --responses-bytes --responses-days
             --responses-dir --return-tokens-as-token-ids --runner --served-model-name
@@ -127,7 +127,7 @@ case $CURRENT,${words[2]-} in
             --max-cpu-loras --max-lanes --max-logprobs --max-lora-rank --max-loras
             --max-model-len --max-num-batched-tokens --max-num-queued-reqs
             --max-num-queued-tokens --max-num-seqs --max-stop-strings --model --models-dir
-            --models-max --models-run --nnodes --node-rank --num-pages
+            --models-max --models-memory --models-run --nnodes --node-rank --num-pages
             --override-generation-config --override-pooler-config --page-tokens
             --pipeline-parallel-size --pooler-config --quantization --queue-timeout-s
             --reasoning-parser --response-role --responses-bytes --responses-days
@@ -152,8 +152,8 @@ case $CURRENT,${words[2]-} in
             --master-addr --master-port --max-body-bytes --max-choices --max-cpu-loras
             --max-lanes --max-logprobs --max-lora-rank --max-loras --max-model-len
             --max-num-batched-tokens --max-num-queued-reqs --max-num-queued-tokens
-            --max-num-seqs --max-stop-strings --model --models-dir --models-max --models-run
-            --nnodes --node-rank --num-pages --out --override-generation-config
+            --max-num-seqs --max-stop-strings --model --models-dir --models-max --models-memory
+            --models-run --nnodes --node-rank --num-pages --out --override-generation-config
             --override-pooler-config --page-tokens --pipeline-parallel-size --pooler-config
             --quantization --queue-timeout-s --reasoning-parser --response-role
             --responses-bytes --responses-days --responses-dir --return-tokens-as-token-ids
@@ -179,8 +179,8 @@ case $CURRENT,${words[2]-} in
             --master-port --max-body-bytes --max-choices --max-cpu-loras --max-lanes
             --max-logprobs --max-lora-rank --max-loras --max-model-len --max-num-batched-tokens
             --max-num-queued-reqs --max-num-queued-tokens --max-num-seqs --max-stop-strings
-            --metrics-from --model --models-dir --models-max --models-run --nnodes --no
-            --no-page --node-rank --num-pages --override-generation-config
+            --metrics-from --model --models-dir --models-max --models-memory --models-run
+            --nnodes --no --no-page --node-rank --num-pages --override-generation-config
             --override-pooler-config --page-tokens --pipeline-parallel-size --pooler-config
             --port --quantization --queue-timeout-s --reasoning-parser --response-role
             --responses-bytes --responses-days --responses-dir --return-tokens-as-token-ids

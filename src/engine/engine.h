@@ -154,6 +154,7 @@ struct engine {
     struct held held;
     struct lora lora;    /* adapters */
     struct seats *seats; /* of the engines that share the device; NULL: it has the device alone */
+    struct seat_room seat_room; /* for all of them */
     struct engine_preempted preempted;
 
     bool draining;
@@ -176,6 +177,7 @@ int engine_run(struct engine *e) ERR_CHECKED;
  * connections, signals. Sets e->now_us. */
 void intake_events(struct engine *e, int timeout_ms);
 int intake_init(struct engine *e) ERR_CHECKED;
+void intake_drain(struct engine *e); /* take no more requests, and end with those that there are */
 void intake_requests(struct engine *e);      /* take the new requests of all lanes */
 void intake_cancellations(struct engine *e); /* cancelled requests, deadlines, slow clients */
 

@@ -326,23 +326,29 @@ static void intake_drain_fd(int fd)
         continue; /* non-blocking: ends when nothing is left */
 }
 
-/* SIGTERM or SIGINT: the first one starts to drain, a second one ends the time for it. */
-static void intake_signal(struct engine *e)
+void intake_drain(struct engine *e)
 {
-    intake_drain_fd(e->intake.signal_fd);
-    if (e->draining) {
-        e->drain_until_us = e->now_us; /* the second signal: now */
-        return;
-    }
     e->draining = true;
     e->drain_until_us = e->now_us + (uint64_t)e->settings.drain_timeout_s * 1000000u;
     service_stopping();
+    if (e->seats != NULL)
+        seats_unready(e->seats);
     log_info("engine: stopping; %d running and %d waiting requests get %d s", e->sched.n_running,
              sched_n_waiting(&e->sched), e->settings.drain_timeout_s);
     for (int i = 0; i < e->settings.max_lanes; i++) {
         if (e->lanes[i].state == LANE_OPEN)
             atomic_store(&e->lanes[i].lane.shared->engine_state, WIRE_DRAINING);
     }
+}
+
+/* SIGTERM or SIGINT: the first one starts to drain, a second one ends the time for it. */
+static void intake_signal(struct engine *e)
+{
+    intake_drain_fd(e->intake.signal_fd);
+    if (e->draining)
+        e->drain_until_us = e->now_us; /* the second signal: now */
+    else
+        intake_drain(e);
 }
 
 /* While the listener is shut, the loop wakes at least every LISTENER_SHUT_MS to open it again.

@@ -272,7 +272,7 @@ static int sleep_rise(struct engine *e)
 
     if (e->now_us < e->power.retry_us)
         return ERR_OK;
-    if (e->seats != NULL && seats_take(e->seats, e->settings.models_max, e->now_us) != ERR_OK) {
+    if (e->seats != NULL && seats_take(e->seats, &e->seat_room, e->now_us) != ERR_OK) {
         sleep_wait_seat(e);
         return ERR_OK;
     }
@@ -302,6 +302,19 @@ static int sleep_rise(struct engine *e)
 
 /* --- commands of operators -------------------------------------------------------------------- */
 
+/* As a signal to stop does, but only without requests. Those that come meanwhile wait for the next
+ * process, which the fronts' connections start. */
+static int sleep_end_process(struct engine *e)
+{
+    if (e->seats == NULL)
+        return ERR_UNSUPPORTED;
+    if (!sleep_is_idle(e))
+        return ERR_BUSY;
+    log_info("engine: an operator unloads the model");
+    intake_drain(e);
+    return ERR_OK;
+}
+
 /* An order that is already fulfilled is answered in the next pass like any other. */
 int sleep_ask(struct engine *e, const struct engine_lane *lane, uint32_t slot,
               const struct wire_power *p)
@@ -310,7 +323,7 @@ int sleep_ask(struct engine *e, const struct engine_lane *lane, uint32_t slot,
 
     if (e->draining)
         return ERR_DRAINING;
-    if (p->action > WIRE_WAKE)
+    if (p->action > WIRE_END)
         return ERR_INVALID;
     if (e->power.n_orders == POWER_ORDERS)
         return ERR_OVERLOADED;
@@ -319,6 +332,8 @@ int sleep_ask(struct engine *e, const struct engine_lane *lane, uint32_t slot,
             e->power.orders[i].slot == slot)
             return ERR_INVALID; /* a slot has one command at a time */
     }
+    if (p->action == WIRE_END)
+        return sleep_end_process(e);
     if (p->action == WIRE_WAKE)
         sleep_end(e);
     else if (e->power.state != POWER_ASLEEP)

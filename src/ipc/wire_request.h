@@ -108,8 +108,9 @@ struct wire_cache {
     uint32_t action; /* enum wire_cache_action */
 };
 
-/* Release the device memory, or take it again. WIRE_FINISHED comes when that is done. */
-enum wire_power_action { WIRE_SLEEP = 0, WIRE_WAKE = 1 };
+/* Release the device memory, or take it again: WIRE_FINISHED comes when that is done. Or end the
+ * process: then the connection closes, and WIRE_FINISHED comes for an error only. */
+enum wire_power_action { WIRE_SLEEP = 0, WIRE_WAKE = 1, WIRE_END = 2 };
 
 struct wire_power {
     uint32_t action; /* enum wire_power_action */

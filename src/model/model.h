@@ -54,7 +54,8 @@ struct model_options {
     const int *taps;            /* int [n_taps], as struct eagle_config has them */
     double gpu_memory_utilization;
     size_t cpu_kv_bytes;
-    bool sleeps; /* allocate memory in such a way that model_sleep() can give it back */
+    size_t bytes_max; /* that the model may take on its devices; 0: as much as there is */
+    bool sleeps;      /* allocate memory in such a way that model_sleep() can give it back */
     const struct pooling *pooling; /* how it pools, its tokens looked up; NULL: it generates */
     int n_adapters;                /* slots of adapters (model_adapter_place()); 0: none */
     int adapter_rank;              /* the highest of any, 1 .. ADAPTER_RANK_MAX */
@@ -103,7 +104,8 @@ struct model_shape {
  * activations, workspace) at the end. Blocks for the whole load.
  *
  * Returns ERR_OK; ERR_NOT_FOUND, ERR_SYNTAX, ERR_INVALID, ERR_CORRUPT or ERR_UNSUPPORTED for a
- * folder that is missing, damaged or of an unknown kind; ERR_NO_MEMORY; ERR_GPU. All are
+ * folder that is missing, damaged or of an unknown kind; ERR_NO_MEMORY; ERR_LIMIT: it needs more
+ * than bytes_max; ERR_GPU. All are
  * logged with the file and the reason. */
 int model_open(struct model **out, const struct model_options *options) ERR_CHECKED;
 void model_close(struct model *m); /* NULL is fine */

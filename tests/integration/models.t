@@ -14,6 +14,7 @@ import re
 import resource
 import shutil
 import signal
+import struct
 import subprocess
 import tempfile
 import threading
@@ -58,13 +59,13 @@ class Served:
 
     n = 0
 
-    def __init__(self, *args, key=None):
+    def __init__(self, *args, key=None, settings=None):
         Served.n += 1
         self.key = key
         self.uds = os.path.join(work, "%d.sock" % Served.n)
         self.log = os.path.join(work, "%d.log" % Served.n)
         with open(self.log, "w") as err:
-            self.proc = subprocess.Popen([QUIRE, "serve", *args, *SETTINGS, "--uds", self.uds],
+            self.proc = subprocess.Popen([QUIRE, "serve", *args, *(settings or SETTINGS), "--uds", self.uds],
                                          stdout=subprocess.PIPE, stderr=err, env=env, text=True,
                                          stdin=subprocess.DEVNULL)
         self.ready = self.proc.stdout.readline()
@@ -316,9 +317,37 @@ with Served("--models-dir", conf, "--models-max", str(SEATS), "--api-key", "all"
     tap.eq((status, (body or {}).get("state")), (200, "awake"), "load")
     tap.ok(until(lambda: s.states()["olmo2"] == "awake"), "it is awake")
     status, body, _ = s.ask("POST", "/v1/models/unload", {"model": "olmo2"}, "operator-0123456789")
-    tap.eq((status, (body or {}).get("state")), (200, "asleep"), "unload")
-    tap.ok(until(lambda: s.states()["olmo2"] == "asleep"), "it sleeps")
-    tap.eq(s.ask("POST", "/v1/models/unload", {"model": "olmo2"}, "operator-0123456789")[0], 200, "again")
+    tap.eq((status, (body or {}).get("state")), (200, "stopped"), "unload")
+    tap.ok(until(lambda: s.engine("olmo2") is None), "its process has ended")
+    tap.eq(s.states()["olmo2"], "stopped", "it is stopped")
+    tap.eq(s.ask("POST", "/v1/models/unload", {"model": "olmo2"}, "operator-0123456789")[1],
+           {"model": "olmo2", "state": "stopped"}, "again: no process is started for it")
+    tap.eq(s.engine("olmo2"), None, "none was")
+    tap.eq(ids(s.complete("olmo2", prompts["olmo2"][2], 24)), alone["olmo2", 2],
+           "the next request starts it")
+    status, body, _ = s.ask("POST", "/sleep?model=olmo2", {}, "operator-0123456789")
+    tap.eq((status, (body or {}).get("state")), (200, "asleep"), "a sleep is another thing")
+    pid = s.engine("olmo2")
+    tap.ok(pid is not None, "its process stays")
+    status, body, _ = s.ask("POST", "/v1/models/unload", {"model": "olmo2"}, "operator-0123456789")
+    tap.eq((status, (body or {}).get("state")), (200, "stopped"), "one that sleeps ends, too")
+    long = s.stream("phi3", prompts["phi3"][0], 300)
+    got = next(long)["choices"][0]["token_ids"]
+    tap.eq(s.ask("POST", "/v1/models/unload", {"model": "phi3"}, "operator-0123456789")[0], 409,
+           "not while a request runs")
+    for event in long:
+        got += event["choices"][0].get("token_ids") or []
+    tap.eq(got, alone["phi3", 0], "which is whole")
+    before = s.said().count("an operator unloads the model")
+    jobs = [(NAMES[k % 3], 1 + k % 4, 24) for k in range(60)]
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        done = pool.map(one, jobs)
+        codes = [s.ask("POST", "/v1/models/unload", {"model": NAMES[k % 3]},
+                       "operator-0123456789")[0] for k in range(30)]
+        list(done)
+    tap.ok(set(codes) <= {200, 409, 503}, "unloaded while requests come", str(codes))
+    tap.eq(wrong[:2], [], "no request is lost")
+    tap.note("%d of 30 ended an engine" % (s.said().count("an operator unloads the model") - before))
     tap.eq(s.ask("POST", "/v1/models/load", {"model": "olmo2"}, "all")[0], 401,
            "not with a client's key")
 
@@ -401,6 +430,72 @@ with Served(folders["phi3"], folders["olmo2"], "--models-max", "1") as s:
     tap.eq([ids(s.complete(n, prompts[n][1], 24)) for n in ("phi3", "olmo2", "phi3")],
            [alone["phi3", 1], alone["olmo2", 1], alone["phi3", 1]], "they take turns")
 tap.eq(s.proc.returncode, 0, "it ends in good order, too")
+
+tap.section("a bound on memory")
+
+
+def seats(folder):
+    """The rows of the engines' table: socket, state, bytes."""
+    with open(os.path.join(folder, "models/seats"), "rb") as f:
+        table = f.read()
+    for at in range(8, len(table), ROW.size):
+        socket, state, _, _, _, _, _, _, taken, _ = ROW.unpack_from(table, at)
+        if socket[0]:
+            yield os.path.basename(socket.split(b"\0")[0]).decode()[:-5], state, taken
+
+
+ROW = struct.Struct("<108s4I4x3Q2Q")
+few = os.path.join(work, "few")
+os.makedirs(few)
+for name, size in (("cohere", 16), ("granite", 24), ("mixtral", 8), ("phi3", 40)):
+    with open(os.path.join(few, name + ".conf"), "w") as f:
+        f.write("model = %s\ncpu_kv_bytes = %dM\n" % (folders[name], size))
+ROOM = 72 << 20
+with Served("--models-dir", few, "--models-memory", str(ROOM), settings=[
+        a for a in SETTINGS if a not in ("--cpu-kv-bytes", "16M", "--max-num-seqs", "16")]) as s:
+    private = re.search(r"logs and sockets are in (\S+);", s.said()).group(1)
+    seen, over, over_by = set(), [], threading.Event()
+
+    def watch():
+        while not over_by.is_set():
+            with contextlib.suppress(OSError):
+                held = [(n, taken or ROOM) for n, state, taken in seats(private) if state == 3]
+                seen.add(tuple(sorted(n for n, _ in held)))
+                if sum(taken for _, taken in held) > ROOM:
+                    over.append(held)
+            time.sleep(0.001)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    jobs = [(rng.choice(["cohere", "granite", "mixtral", "phi3"]), 1 + k % 4, 24)
+            for k in range(120)]
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        list(pool.map(one, jobs))
+    over_by.set()
+    watcher.join()
+    tap.eq(wrong[:2], [], "%d texts are those of the engines alone" % len(jobs))
+    tap.eq(over[:1], [], "never more than the bound are awake")
+    tap.ok(any(len(names) > 1 for names in seen), "several are, as far as there is room", str(seen))
+    told = {n: taken for n, _, taken in seats(private)}
+    tap.ok(all(8 << 20 < taken < ROOM for taken in told.values()) and len(told) == 4,
+           "each has told its use", str(told))
+    tap.ok(told["phi3"] > told["cohere"] > told["mixtral"], "which differs", str(told))
+    until(lambda: s.complete("phi3", [5], 1)[0] == 200)
+    pid = s.engine("phi3")
+    os.kill(pid, signal.SIGKILL)
+    tap.ok(until(lambda: s.engine("phi3") is None), "an engine is killed")
+    tap.eq([s.complete(n, [5], 1)[0] for n in ("cohere", "mixtral")], [200, 200], "others go on")
+    tap.eq(ids(s.complete("phi3", prompts["phi3"][1], 24)), alone["phi3", 1], "it comes back")
+    tap.eq({n: taken for n, _, taken in seats(private)}["phi3"], told["phi3"],
+           "its use was still known")
+tap.eq(s.proc.returncode, 0, "it ends in good order")
+with Served(folders["phi3"], folders["olmo2"], "--models-memory", "17M") as s:
+    tap.eq(ids(s.complete("phi3", prompts["phi3"][1], 24)), alone["phi3", 1],
+           "too little for all pages: fewer")
+with Served(folders["phi3"], folders["olmo2"], "--models-memory", "100K",
+            settings=SETTINGS[:6]) as s:
+    tap.eq(s.complete("phi3", [5], 1)[0], 503, "too little for the weights: refused")
+    tap.ok("models_memory leaves" in s.said(), "with the reason", s.said()[-1000:])
 
 tap.section("no seat in time")
 with Served(folders["phi3"], MODEL, "--models-max", "1", "--wake-timeout-s", "1") as s:

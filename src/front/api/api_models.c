@@ -199,7 +199,7 @@ void api_load_model(struct front *f, struct exchange *x, const struct json *body
         cache_ask_power(x, WIRE_WAKE, false);
 }
 
-/* Put the engine to sleep. One that does not run is not started for it. */
+/* End the engine's process. One that does not run is not started for it. */
 void api_unload_model(struct front *f, struct exchange *x, const struct json *body)
 {
     struct models_view view = models_look(f, x);
@@ -212,8 +212,8 @@ void api_unload_model(struct front *f, struct exchange *x, const struct json *bo
     seats_close(view.seats);
     if (x->complete)
         return;
-    if (strcmp(state, "awake") == 0 || strcmp(state, "starting") == 0) {
-        cache_ask_power(x, WIRE_SLEEP, true);
+    if (strcmp(state, "stopped") != 0 && strcmp(state, "failed") != 0) {
+        cache_ask_power(x, WIRE_END, true);
         return;
     }
     (void)snprintf(text, sizeof text, "{\"model\":\"%.64s\",\"state\":\"%s\"}",
