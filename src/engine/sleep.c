@@ -12,6 +12,7 @@
  *
  * Pages of the device lose their names with their contents: later requests find their prefixes in
  * the host tier or on disk, or compute them. */
+#include <errno.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -27,6 +28,9 @@
 #define SLEEP_SEAT_US  10000u    /* between attempts to get a seat */
 #define SLEEP_SEAT_MS  20        /* an awake engine looks so often whether its seat is wanted */
 #define SLEEP_SPREAD   64        /* milliseconds between the attempts of different engines */
+#define SLEEP_LOOK_US  500000u   /* between two looks for the model's file */
+#define SLEEP_GONE_US  5000000u  /* fronts have noticed by then that it is gone */
+#define SLEEP_OTHER_US 500000u   /* as long as fronts need to take it for another one */
 #define MIB            (1.0 / 1048576.0)
 
 /* When the engine is to fall asleep; 0: never. */
@@ -385,11 +389,33 @@ static void sleep_answer(struct engine *e)
     }
 }
 
+/* The engine of one of several models ends when the model's file, that of --config, is gone, or was
+ * and is there again: fronts take that for another model. */
+static void sleep_look(struct engine *e)
+{
+    bool is_gone;
+
+    if (e->seats == NULL || e->settings.config[0] == '\0' || e->draining ||
+        e->now_us - e->power.looked_us < SLEEP_LOOK_US)
+        return;
+    e->power.looked_us = e->now_us;
+    is_gone = access(e->settings.config, F_OK) != 0 && errno == ENOENT;
+    if (is_gone && e->power.gone_us == 0)
+        e->power.gone_us = e->now_us;
+    if (e->power.gone_us == 0 ||
+        e->now_us - e->power.gone_us < (is_gone ? SLEEP_GONE_US : SLEEP_OTHER_US))
+        return;
+    log_info("engine: %s %s: the model is served no more", e->settings.config,
+             is_gone ? "is gone" : "was replaced");
+    intake_drain(e);
+}
+
 /* Each pass does a piece of the work of the current state. */
 int sleep_pass(struct engine *e)
 {
     uint64_t due_us = sleep_due_us(e);
 
+    sleep_look(e);
     sleep_answer(e);
     sleep_yield(e);
     if (e->power.state == POWER_AWAKE && due_us > 0 && e->now_us >= due_us)

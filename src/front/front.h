@@ -26,11 +26,15 @@
 
 struct front {
     struct settings settings;
-    struct served *served;     /* [n_served], the models; sorted by name */
-    int n_served;              /* at least 1 */
+    struct served_list models; /* the folder's thread adds to it, and then to n_served */
+    struct served *served;     /* [n_served], the models; at the start sorted by name */
+    _Atomic int n_served;      /* at least 1; it grows (folder.c) */
     struct link **links;       /* [n_links], those of all models */
     struct served **served_of; /* [n_links], their models */
-    int n_links;
+    _Atomic int n_links;       /* is raised before n_served */
+    struct served_source source;
+    pthread_t folder_thread;
+    bool folder_full; /* that thread's: no further model, which was logged */
     int listen_fd;
     int signal_fd;
     int stop_fd;                /* readable once the process stops accepting */
@@ -63,6 +67,15 @@ int reader_start(struct front *f) ERR_CHECKED;
  * a struct front. */
 void reader_step_aside(void *front);
 void reader_step_back(void *front);
+
+/* --- folder.c --- */
+
+/* Start the thread that looks at models_dir; no effect without that setting. ERR_IO (logged). */
+int folder_start(struct front *f) ERR_CHECKED;
+void folder_end(struct front *f); /* waits for the thread */
+
+/* What a model needs of the front; its links are in the list of all, which has room. */
+void folder_show(struct front *f, struct served *m);
 
 /* --- route.c --- */
 

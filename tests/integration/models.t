@@ -112,7 +112,8 @@ class Served:
             c.request("POST", "/v1/completions", json.dumps({
                 "model": name, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0,
                 "ignore_eos": True, "return_token_ids": True, "stream": True}),
-                {"Content-Type": "application/json", "Authorization": "Bearer " + self.key})
+                {"Content-Type": "application/json",
+                 "Authorization": "Bearer %s" % (self.key or "none")})
             for line in c.getresponse():
                 if line.startswith(b"data: {"):
                     event = json.loads(line[6:])
@@ -123,15 +124,24 @@ class Served:
         return {m["id"]: m.get("state")
                 for m in self.ask("GET", "/v1/models", key=key)[1]["data"]}
 
+    def children(self):
+        with open("/proc/%d/task/%d/children" % (self.proc.pid, self.proc.pid)) as f:
+            for pid in f.read().split():
+                with contextlib.suppress(OSError), open("/proc/%s/cmdline" % pid) as line:
+                    yield int(pid), line.read()
+
+    def fronts(self):
+        return [pid for pid, line in self.children() if "quire-front" in line]
+
+    def both(self, good):
+        """nginx asks the two fronts in turn: is it so at both?"""
+        return all(good() for _ in range(4))
+
     def engine(self, name):
         """The process of a model's engine."""
-        with open("/proc/%d/task/%d/children" % (self.proc.pid, self.proc.pid)) as f:
-            pids = f.read().split()
-        for pid in pids:
-            with contextlib.suppress(OSError), open("/proc/%s/cmdline" % pid) as f:
-                line = f.read()
-                if "quire-engine" in line and "/%s.sock" % name in line:
-                    return int(pid)
+        for pid, line in self.children():
+            if "quire-engine" in line and "/%s.sock" % name in line:
+                return pid
         return None
 
 
@@ -430,6 +440,91 @@ with Served(folders["phi3"], folders["olmo2"], "--models-max", "1") as s:
     tap.eq([ids(s.complete(n, prompts[n][1], 24)) for n in ("phi3", "olmo2", "phi3")],
            [alone["phi3", 1], alone["olmo2", 1], alone["phi3", 1]], "they take turns")
 tap.eq(s.proc.returncode, 0, "it ends in good order, too")
+
+tap.section("files that come and go")
+come = os.path.join(work, "come")
+os.makedirs(come)
+
+
+def put(name, text):
+    """Write a model's file as careful programs do it: at once."""
+    with open(os.path.join(come, "." + name), "w") as f:
+        f.write(text)
+    os.rename(os.path.join(come, "." + name), os.path.join(come, name))
+
+
+put("phi3.conf", "model = %s\n" % folders["phi3"])
+put("olmo2.conf", "model = %s\n" % folders["olmo2"])
+with Served("--models-dir", come, "--models-max", "2") as s:
+    fronts = s.fronts()
+    tap.eq(sorted(s.states()), ["olmo2", "phi3"], "two models")
+    tap.eq(s.complete("cohere", [5], 1)[0], 404, "no third one")
+    stop, lost, n_others = threading.Event(), [], 0
+
+    def others():
+        global n_others
+        while not stop.is_set():
+            got = ids(s.complete("phi3", prompts["phi3"][1], 24))
+            n_others += 1
+            if got != alone["phi3", 1]:
+                lost.append(got)
+
+    thread = threading.Thread(target=others)
+    thread.start()
+    t = time.monotonic()
+    put("cohere.conf", "model = %s\n" % folders["cohere"])
+    tap.ok(until(lambda: s.both(lambda: s.complete("cohere", [5], 1)[0] == 200)), "a new file")
+    tap.note("served after %.1f s" % (time.monotonic() - t))
+    tap.eq(ids(s.complete("cohere", prompts["cohere"][1], 24)), alone["cohere", 1], "its text")
+    tap.eq(s.states()["cohere"], "awake", "it is in the list")
+    tap.eq(s.ask("GET", "/health")[1]["models"], 3, "and counted")
+    put("bad.conf", "model = %s\nmax_choices = many\n" % folders["granite"])
+    put("two words.conf", "model = %s\n" % folders["granite"])
+    put("double.conf", "model = %s\nserved_model_name = cohere\n" % folders["granite"])
+    tap.ok(until(lambda: s.both(lambda: s.complete("bad", [5], 1)[0] == 503)), "a bad file: 503")
+    tap.ok(until(lambda: s.said().count("two models") + s.said().count(", too") >= 2),
+           "a name that is taken is told", s.said()[-2000:])
+    time.sleep(2.5)
+    tap.eq([s.said().count(text) for text in (
+        "model bad is not served", "two words.conf is left out",
+        "model double is not served: model cohere has the name cohere, too")], [2, 3, 2],
+        "each is told once by each front, the name by the server, too")
+    tap.eq(sorted(s.states()), ["bad", "cohere", "olmo2", "phi3"], "they are in nobody's way")
+    put("bad.conf", "model = %s\n" % folders["granite"])
+    tap.ok(until(lambda: s.both(lambda: s.complete("bad", [5], 1)[0] == 200)), "the file is mended")
+    tap.eq(ids(s.complete("bad", prompts["granite"][1], 24)), alone["granite", 1], "its text")
+    put("olmo2.conf", "model = %s\nmax_num_seqs = 8\n" % folders["olmo2"])
+    tap.ok(until(lambda: s.said().count("olmo2.conf has changed, which has no effect yet") == 2),
+           "a change of a model that is served is told")
+    pid = s.engine("cohere") or s.complete("cohere", [5], 1) and s.engine("cohere")
+    got = []
+    for event in s.stream("cohere", prompts["cohere"][0], 300):
+        if not got:
+            os.unlink(os.path.join(come, "cohere.conf"))
+        got += event["choices"][0].get("token_ids") or []
+    tap.eq(got, alone["cohere", 0], "a file is removed: its stream is whole")
+    tap.ok(until(lambda: s.both(lambda: s.complete("cohere", [5], 1)[0] == 404)), "then 404")
+    tap.ok(until(lambda: s.engine("cohere") is None), "its engine ends")
+    tap.ok(until(lambda: "cohere.conf is gone: the model is served no more" in s.said()),
+           "in good order")
+    tap.eq(sorted(s.states()), ["bad", "olmo2", "phi3"], "it is in no list")
+    tap.ok('model_name="cohere"' not in s.ask("GET", "/metrics")[1], "nor among the metrics")
+    put("cohere.conf", "model = %s\n" % folders["mixtral"])
+    tap.ok(until(lambda: s.both(lambda: s.complete("cohere", [5], 1)[0] == 200)),
+           "another file of its name")
+    tap.eq(ids(s.complete("cohere", prompts["mixtral"][1], 24)), alone["mixtral", 1],
+           "is another model")
+    os.rename(come, come + "-away")
+    time.sleep(2.2)
+    os.rename(come + "-away", come)
+    time.sleep(2.2)
+    tap.eq(sorted(s.states()), ["bad", "cohere", "olmo2", "phi3"], "the folder was away")
+    stop.set()
+    thread.join()
+    tap.eq(lost[:1], [], "another model's %d requests noticed nothing" % n_others)
+    tap.ok(n_others > 20, "some were there")
+    tap.eq(s.fronts(), fronts, "the fronts are the same processes")
+tap.eq((s.proc.returncode, "anitizer" in s.said()), (0, False), "it ends in good order")
 
 tap.section("a bound on memory")
 
