@@ -80,6 +80,7 @@ struct engine_lane {
     int n_bad;                       /* malformed requests so far */
     uint32_t refused[WIRE_REFUSALS]; /* the front's own refusal counts as last added to our
                                       * statistics */
+    uint32_t spans[WIRE_SPANS];      /* likewise */
     pid_t pid;                       /* for the log */
     uint64_t since_us;               /* when it connected */
 };

@@ -161,6 +161,7 @@ static void intake_accept(struct engine *e)
         lane->n_uploaded = 0;
         lane->n_taken = 0;
         memset(lane->refused, 0, sizeof lane->refused);
+        memset(lane->spans, 0, sizeof lane->spans);
         if (intake_watch(e, fd, INTAKE_LANE + (uint64_t)(lane - e->lanes)) != ERR_OK)
             intake_drop_lane(e, lane, "could not be polled");
     }

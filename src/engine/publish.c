@@ -597,6 +597,27 @@ static void publish_front_refusals(struct engine *e, struct engine_lane *lane)
     }
 }
 
+/* Likewise the spans that a front's exporter has sent or dropped. */
+static void publish_front_spans(struct engine *e, struct engine_lane *lane)
+{
+    static const enum wire_metric metrics[WIRE_SPANS] = {
+        [WIRE_SPANS_SENT] = METRIC_spans_sent,
+        [WIRE_SPANS_DROPPED] = METRIC_spans_dropped,
+    };
+
+    for (int i = 0; i < WIRE_SPANS; i++) {
+        uint32_t n = atomic_load_explicit(&lane->lane.shared->spans[i], memory_order_relaxed);
+
+        if (n == lane->spans[i])
+            continue;
+        if (n - lane->spans[i] <= PUBLISH_REFUSALS)
+            stats_add(&e->stats, metrics[i], n - lane->spans[i]);
+        else
+            stats_add(&e->stats, METRIC_bad_entries, 1);
+        lane->spans[i] = n;
+    }
+}
+
 /* Tokens of prompts that the engine has still to compute. Those of waiting ones may be found in a
  * cache. */
 static uint32_t publish_todo(const struct engine *e)
@@ -644,6 +665,7 @@ static void publish_lane_nth(struct engine *e, struct engine_lane *lane, int nth
 
     publish_room(e, wire, nth);
     publish_front_refusals(e, lane);
+    publish_front_spans(e, lane);
     atomic_store(&wire->engine_state, publish_state(e));
     atomic_store_explicit(&wire->heartbeat_us, e->now_us, memory_order_relaxed);
     atomic_store_explicit(&wire->progress_us, e->progress_us, memory_order_relaxed);

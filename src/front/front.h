@@ -23,6 +23,7 @@
 #include "front/kept/kept.h"
 #include "front/request/exchange.h"
 #include "front/served.h"
+#include "front/trace/trace.h"
 
 struct front {
     struct settings settings;
@@ -44,6 +45,7 @@ struct front {
                                  * time */
     _Atomic int n_spare;        /* readers that wait for this semaphore */
     _Atomic int n_surplus;      /* readers that must wait for it after their current request */
+    struct trace *trace;        /* NULL: requests are not traced */
     struct kept *kept;          /* NULL: responses are not stored */
     bool has_admin_key;         /* false: operators' requests are refused */
     struct hash admin_key;      /* the digest of the admin key */

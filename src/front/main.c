@@ -84,6 +84,8 @@ static int main_open(struct front *f)
     if (rc == ERR_OK && f->settings.responses_dir[0] != '\0')
         rc = kept_open(&f->kept, f->settings.responses_dir, f->settings.responses_bytes,
                        f->settings.responses_days, f->handover_fd);
+    if (rc == ERR_OK && f->settings.otlp_traces_endpoint[0] != '\0')
+        rc = trace_open(&f->trace, f->settings.otlp_traces_endpoint);
     if (rc == ERR_OK)
         rc = main_open_models(f);
     if (rc == ERR_OK)
@@ -148,6 +150,7 @@ int main(int argc, char **argv)
         log_info("front: ready, model %s", front.served[0].model_name);
     rc = streamer_run(&front);
     folder_end(&front);
+    trace_close(front.trace);
     kept_close(front.kept);
     if (front.settings.listen[0] != '\0')
         (void)unlink(front.settings.listen);
