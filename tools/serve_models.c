@@ -15,6 +15,7 @@
 
 #include "base/clock.h"
 #include "ipc/attach.h"
+#include "ipc/seats.h"
 #include "tools/serve.h"
 
 #define MODELS_BACKLOG 64
@@ -101,7 +102,7 @@ static bool models_write(struct serve *s, int i)
 
 bool serve_models_make(struct serve *s)
 {
-    bool good = mkdir(serve_models_run(s), 0700) == 0;
+    bool good = mkdir(serve_models_run(s), 0700) == 0 && seats_mark(serve_models_run(s)) == ERR_OK;
 
     if (good && s->wishes.models_dir[0] == '\0')
         good = mkdir(serve_models_folder(s), 0700) == 0;

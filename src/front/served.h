@@ -43,10 +43,10 @@ struct served {
                            * same */
     char fingerprint[48]; /* system_fingerprint: "quire-VERSION-" and 8 digits of build and model */
     struct engines engines;
-    bool on_demand;  /* its engine is started by the first connection: none is made without a
+    bool on_demand;     /* its engine is started by the first connection: none is made without a
                       * request */
-    bool wanted;     /* the streamer's: a connection is to be made, or exists anyway */
-    const char *why; /* it cannot be served, for this reason; NULL: it can */
+    atomic_bool wanted; /* the streamer writes it: a connection is to be made, or exists anyway */
+    const char *why;    /* it cannot be served, for this reason; NULL: it can */
     char file_name[MODELS_NAME]; /* of several models: the name of its file, without .conf */
     struct models_file file;     /* the folder's thread: as it was read */
     int n_missing;               /* the folder's thread: looks that did not find the file */

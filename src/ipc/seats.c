@@ -213,7 +213,11 @@ static int seats_map(struct seats *s, const char *path, bool writes)
             ftruncate(s->fd, (off_t)sizeof *s->table) == -1)
             return ERR_IO;
     }
-    if (fstat(s->fd, &st) == -1 || st.st_size != (off_t)sizeof *s->table)
+    if (fstat(s->fd, &st) == -1)
+        return ERR_IO;
+    if (st.st_size == 0)
+        return ERR_NOT_FOUND;
+    if (st.st_size != (off_t)sizeof *s->table)
         return ERR_VERSION;
     memory = mmap(NULL, sizeof *s->table, writes ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED,
                   s->fd, 0);
@@ -223,6 +227,11 @@ static int seats_map(struct seats *s, const char *path, bool writes)
     if (writes && atomic_load(&s->table->magic) == 0)
         atomic_store(&s->table->magic, SEATS_MAGIC);
     return atomic_load(&s->table->magic) == SEATS_MAGIC ? ERR_OK : ERR_VERSION;
+}
+
+static void seats_path(char *path, size_t cap, const char *folder)
+{
+    (void)snprintf(path, cap, "%s/" SEATS_FILE, folder);
 }
 
 /* Open for an engine (socket) or an observer (NULL). */
@@ -237,7 +246,7 @@ static int seats_open_as(struct seats **out, const char *folder, const char *soc
         return ERR_NO_MEMORY;
     s->fd = -1;
     s->own = -1;
-    (void)snprintf(path, sizeof path, "%s/" SEATS_FILE, folder);
+    seats_path(path, sizeof path, folder);
     rc = seats_map(s, path, socket != NULL);
     if (rc == ERR_OK && socket != NULL)
         rc = seats_claim(s, socket, settings);
@@ -256,6 +265,27 @@ static int seats_open_as(struct seats **out, const char *folder, const char *soc
 int seats_open(struct seats **out, const char *folder, const char *socket, uint64_t settings)
 {
     return seats_open_as(out, folder, socket, settings);
+}
+
+int seats_mark(const char *folder)
+{
+    char path[4096];
+    int fd;
+
+    seats_path(path, sizeof path, folder);
+    fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0640);
+    if (fd == -1)
+        return ERR_IO;
+    (void)close(fd);
+    return ERR_OK;
+}
+
+bool seats_are_marked(const char *folder)
+{
+    char path[4096];
+
+    seats_path(path, sizeof path, folder);
+    return access(path, F_OK) == 0;
 }
 
 int seats_observe(struct seats **out, const char *folder)

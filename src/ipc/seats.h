@@ -79,6 +79,12 @@ struct seats; /* one process's view of the table */
 int seats_open(struct seats **out, const char *folder, const char *socket,
                uint64_t settings) ERR_CHECKED;
 
+/* Make an empty table in a folder, before any engine runs: it says that the folder's sockets start
+ * engines. ERR_IO (errno is set). */
+int seats_mark(const char *folder) ERR_CHECKED;
+/* Is there a table, an empty one included? */
+bool seats_are_marked(const char *folder);
+
 /* Map the table read-only, without a row. ERR_NOT_FOUND: there is none yet. */
 int seats_observe(struct seats **out, const char *folder) ERR_CHECKED;
 

@@ -192,12 +192,35 @@ with Served("--models-dir", conf, "--models-max", str(SEATS), "--api-key", "all"
            ["stopped"] * 6 + ["failed"] * 2,
            "no engine runs, and two models cannot be read")
     tap.eq(s.ask("GET", "/health")[0], 200, "healthy")
+    private = re.search(r"logs and sockets are in (\S+);", s.said()).group(1)
+
+    def top(name):
+        p = subprocess.run([QUIRE, "top", "--once", "--engine-socket",
+                            os.path.join(private, "models", name + ".sock")], capture_output=True, text=True,
+                           timeout=20)
+        return p.returncode, p.stdout + p.stderr
+
+    def wanted(name):
+        text = s.ask("GET", "/metrics")[1]
+        return [int(re.search(r'%s\{model_name="%s",engine="0"\} (\d)' % (metric, name), text).group(1))
+                for metric in ("quire:engine_up", "quire:engine_wanted")]
+
+    status, text = top("phi3")
+    tap.ok(status == 0 and "does not run" in text, "quire top of a stopped engine", text)
+    time.sleep(0.5)
+    tap.eq((s.states()["phi3"], s.engine("phi3")), ("stopped", None), "does not start it")
+    tap.eq(wanted("phi3"), [0, 0], "the engine is not up, and nobody wants it: no alert")
 
     tap.section("the first request starts an engine")
     t = time.monotonic()
     tap.eq(ids(s.complete("phi3", prompts["phi3"][1], 24)), alone["phi3", 1], "the text")
     tap.note("started and answered in %.2f s" % (time.monotonic() - t))
     tap.ok(until(lambda: s.states()["phi3"] == "awake"), "awake")
+    tap.ok(until(lambda: wanted("phi3") == [1, 1]), "its metrics say so")
+    status, text = top("phi3")
+    tap.ok(status == 0 and "running" in text and "does not run" not in text, "quire top shows it", text)
+    status, text = top("olmo2")
+    tap.ok("does not run" in text and s.engine("olmo2") is None, "another is not started by it", text)
     tap.eq(ids(s.complete("stone", prompts["granite"][1], 24)), alone["granite", 1], "an alias")
 
     tap.section("names and keys")

@@ -385,6 +385,17 @@ void api_metrics(struct front *f, struct exchange *x, const struct json *body)
         api_labels(&all.at[i], &buf, "");
         buf_printf(&buf, "} %d\n", all.at[i].attached ? 1 : 0);
     }
+    buf_add_text(&buf,
+                 "# HELP quire:engine_wanted Whether an engine is to be attached: not if it is "
+                 "started on demand, and no request waits for it.\n"
+                 "# TYPE quire:engine_wanted gauge\n");
+    for (int i = 0; i < all.n; i++) {
+        const struct served *m = all.at[i].model;
+
+        buf_add_text(&buf, "quire:engine_wanted");
+        api_labels(&all.at[i], &buf, "");
+        buf_printf(&buf, "} %d\n", !m->on_demand || m->wanted ? 1 : 0);
+    }
     if (any) {
         api_metrics_engine(&all, &buf);
         api_metrics_config(&all, &buf);
