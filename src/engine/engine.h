@@ -47,6 +47,8 @@
 
 /* A step in flight: begun, and not ended. A sequence that is retired meanwhile is set to NULL in
  * it, so that its results are dropped. */
+#define ENGINE_POOLED_ROWS 64 /* are copied from the device at a time */
+
 struct engine_step {
     struct seq **seqs; /* [max_num_seqs], the sequences of the step */
     int *counts;       /* int [max_num_seqs], tokens that the step computes of each */
@@ -140,8 +142,8 @@ struct engine {
     int32_t *row_tokens;                       /* int32 [max_num_seqs], the sampled token of each
                                                 * row */
     struct batch_logprobs *logprobs;           /* [max_num_seqs], per extra */
-    float *pooled_row;                         /* float [n_vocab], room for a row to be added */
-    int32_t *extra_words;                      /* room for the arrays of one request
+    float *pooled_rows;   /* float [ENGINE_POOLED_ROWS][n_vocab], room for rows to be added */
+    int32_t *extra_words; /* room for the arrays of one request
                                                 * (wire_extra()) */
 
     struct cost cost;   /* what steps take */

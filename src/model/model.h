@@ -218,6 +218,9 @@ bool model_input_of(const struct model *m, const char *tensor, int layer, enum m
  * [n_vocab]. Waits for the device; copies 0.5 MB for a vocabulary of 128k. */
 int model_row_logits(struct model *m, int row, float *logits) ERR_CHECKED;
 
+/* The same of n rows from `first` on: float [n][n_vocab], in one copy. */
+int model_rows_logits(struct model *m, int first, int n, float *logits) ERR_CHECKED;
+
 /* Logits of the last step's rows before penalties, float32 [n_rows][n_vocab]; for tests. */
 int model_logits(struct model *m, float *logits) ERR_CHECKED;
 
