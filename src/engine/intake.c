@@ -389,7 +389,7 @@ static bool intake_pools(const struct wire_request *request)
 
     if (g->pooling == WIRE_POOL_NONE)
         return true;
-    return g->pooling <= WIRE_POOL_MEAN && g->n_prompt == request->n_tokens && g->max_tokens == 1 &&
+    return g->pooling <= WIRE_POOL_EACH && g->n_prompt == request->n_tokens && g->max_tokens == 1 &&
            g->min_tokens == 0 && g->n_logprobs == 0 && g->n_prompt_logprobs == 0 &&
            g->automaton == 0 && wire_generate_extra(g) == 0 && g->n_stop_ids == 0 &&
            g->think_max == 0 && (request->flags & of_tokens) == 0 &&

@@ -267,6 +267,14 @@ static void publish_row_begins(struct seq *seq, const struct batch_logprobs *log
     seq->tells_row = true;
 }
 
+/* The same of a pooled answer, which has no sum of exponentials. */
+static void publish_pooled_begins(struct seq *seq, bool of_prompt)
+{
+    seq->row_at = 1;
+    seq->row_is_prompts = of_prompt;
+    seq->tells_row = true;
+}
+
 /* --- tokens ----------------------------------------------------------------------------------- */
 
 /* The log probability of one prompt token; the reported tokens are counted, so that a preempted
@@ -278,6 +286,10 @@ static void publish_prompt(struct engine *e, struct seq *seq, int target,
     seq->n_told = target;
     if (seq_is_mean(seq))
         return; /* fill_rows() has added it */
+    if (seq_pools_each(seq)) {
+        publish_pooled_begins(seq, true);
+        return;
+    }
     if (seq_prompt_has_rows(seq))
         publish_row_begins(seq, logprobs, true);
     publish_logprobs(e, seq, seq->tokens[target], logprobs, WIRE_PROMPT_CHOSEN, WIRE_PROMPT_TOP);
@@ -334,9 +346,7 @@ static void publish_pooled(const struct engine *e, struct seq *seq)
     seq->n_owed -= seq_token_records(seq);
     for (int i = 1; seq_is_mean(seq) && i <= e->shape->n_vocab; i++)
         seq->row[i] /= (float)seq->n_prompt;
-    seq->row_at = 1; /* there is no sum of exponentials */
-    seq->row_is_prompts = false;
-    seq->tells_row = true;
+    publish_pooled_begins(seq, false);
 }
 
 /* Append the token that `row` sampled. False: seq has ended. */
@@ -384,7 +394,7 @@ int publish_row(struct engine *e, struct seq *seq, int room)
     if (seq->row_at < n)
         return room;
     seq->tells_row = false;
-    if (seq_is_pooled(seq)) {
+    if (seq_is_pooled(seq) && !seq->row_is_prompts) {
         /* A fault point, as behind a token. */
         must(!FAULT_HIT(engine_end));
         publish_finish(e, seq, WIRE_FIN_STOP, 0);

@@ -50,6 +50,7 @@ enum wire_pooling {
     WIRE_POOL_NONE = 0, /* tokens are generated */
     WIRE_POOL_LAST = 1, /* the last token's */
     WIRE_POOL_MEAN = 2, /* the mean over all tokens */
+    WIRE_POOL_EACH = 3, /* every token's: those before the last one as WIRE_PROMPT_ROW records */
 };
 
 /* The parameters of one generation. */

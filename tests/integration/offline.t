@@ -333,6 +333,9 @@ with tap.section("models that pool"):
         tap.eq(short.prompt_token_ids, found[0].prompt_token_ids[:2], "truncated")
         whole = llm.encode(texts, use_tqdm=False)
         tap.eq([o.outputs.data for o in whole], [o.outputs.embedding for o in found], "encode()")
+        rows = llm.encode(texts[0], pooling_task="token_embed", use_tqdm=False)[0]
+        tap.eq((len(rows.outputs.data), rows.outputs.data[-1]),
+               (len(rows.prompt_token_ids), found[0].outputs.embedding), "of each token, with token_embed")
         scores = llm.score(texts[0], texts[1:], use_tqdm=False)
 
         def cosine(a, b):
