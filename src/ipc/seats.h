@@ -3,9 +3,10 @@
  * Seats: which of several engines of a machine may be awake.
  *
  * Engines of different models share the device's memory. A seat is the right to use it; models_max
- * is their number, models_memory what all that are taken may use. The engines keep one table, a file that all of them map: a row per engine. An
- * engine that wants a seat while none is free asks the engine that was used least recently to fall
- * asleep, and waits until it has done so. seats_decide() is that policy; the rest is the table.
+ * is their number, models_memory what all that are taken may use. The engines keep one table, a
+ * file that all of them map: a row per engine. An engine that wants a seat while none is free asks
+ * the engine that was used least recently to fall asleep, and waits until it has done so.
+ * seats_decide() is that policy; the rest is the table.
  *
  * An engine tells its use when it has loaded its model. Before that it counts as much as all may
  * use, so that no load can exceed the bound; the table keeps the use for its next process.
@@ -64,18 +65,19 @@ struct seat_room {
     uint64_t bytes_max;
 };
 
-/* May the engine of row `own`, which waits, take a seat? One of room's bounds is set. If not, *ask is the row
- * of the engine to ask to fall asleep, or -1: none now. Seats are given in the order of waiting.
- * Among the engines to ask, those without requests come first, the least recently used before
- * others; one with requests is asked after SEATS_SLICE_US, the longest awake first. No engine is
- * asked beyond the number of those that wait. */
+/* May the engine of row `own`, which waits, take a seat? One of room's bounds is set. If not, *ask
+ * is the row of the engine to ask to fall asleep, or -1: none now. Seats are given in the order of
+ * waiting. Among the engines to ask, those without requests come first, the least recently used
+ * before others; one with requests is asked after SEATS_SLICE_US, the longest awake first. No
+ * engine is asked beyond those that make room for the ones that wait. */
 bool seats_decide(const struct seat_view *rows, int n, int own, const struct seat_room *room,
                   uint64_t now_us, int *ask);
 
 struct seats; /* one process's view of the table */
 
 /* Open the table in a folder and take a row for the engine with this socket. settings: a digest;
- * what an engine with the same ones has told is still known. ERR_IN_USE: there are SEATS_MAX engines; ERR_IO, ERR_VERSION, ERR_NO_MEMORY (logged). */
+ * what an engine with the same ones has told is still known. ERR_IN_USE: there are SEATS_MAX
+ * engines; ERR_IO, ERR_VERSION, ERR_NO_MEMORY (logged). */
 int seats_open(struct seats **out, const char *folder, const char *socket,
                uint64_t settings) ERR_CHECKED;
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The span of an exchange (otlp_traces_endpoint): begun when the streamer takes it over, filled by
- * the engine's records, handed to the exporter's thread when it ends. Without the setting nothing of
- * this runs. */
+ * the engine's records, handed to the exporter's thread when it ends. Without the setting nothing
+ * of this runs. */
 #include <stdio.h>
 #include <string.h>
 

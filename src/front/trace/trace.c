@@ -3,8 +3,8 @@
  * The queue of spans and the thread that sends them.
  *
  * A batch is what has come within TRACE_GATHER_MS of its first span. One that a collector cannot
- * take now (429, 502, 503, 504, no connection) is tried again, as OTLP wants it; any other answer but
- * a success drops it. The queue takes spans meanwhile, until it is full. */
+ * take now (429, 502, 503, 504, no connection) is tried again, as OTLP wants it; any other answer
+ * but a success drops it. The queue takes spans meanwhile, until it is full. */
 #include "front/trace/trace.h"
 
 #include <ctype.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Traces: a span per request with generations, for a collector of OpenTelemetry (OTLP over HTTP, as
- * JSON). A thread per front sends them; nothing else waits for it. Its queue is bounded: a span that
- * finds it full is dropped and counted.
+ * JSON). A thread per front sends them; nothing else waits for it. Its queue is bounded: a span
+ * that finds it full is dropped and counted.
  *
  * A span has numbers, the model's name and the request's id; it has no text of prompt or answer. */
 #ifndef QUIRE_FRONT_TRACE_TRACE_H
@@ -69,8 +69,8 @@ struct post_target {
 /* Take an endpoint apart. ERR_INVALID: it has another form. */
 int post_read(struct post_target *out, const char *endpoint) ERR_CHECKED;
 
-/* Send a body of JSON; *status is that of the answer. Waits timeout_ms at most, name resolution left
- * out. ERR_OK for any answer; ERR_IO: none came; *why is the reason, constant. */
+/* Send a body of JSON; *status is that of the answer. Waits timeout_ms at most, name resolution
+ * left out. ERR_OK for any answer; ERR_IO: none came; *why is the reason, constant. */
 int post_send(const struct post_target *to, const struct buf *body, int timeout_ms, int *status,
               const char **why) ERR_CHECKED;
 
