@@ -23,14 +23,14 @@ case $CURRENT,${words[2]-} in
             --max-choices --max-cpu-loras --max-lanes --max-logprobs --max-lora-rank
             --max-loras --max-model-len --max-num-batched-tokens --max-num-queued-reqs
             --max-num-queued-tokens --max-num-seqs --max-stop-strings --model --models-dir
-            --models-max --models-run --nnodes --node-rank --num-pages --output-file
-            --override-generation-config --override-pooler-config --page-tokens
-            --pipeline-parallel-size --pooler-config --quantization --queue-timeout-s
-            --reasoning-parser --response-role --responses-bytes --responses-days
-            --responses-dir --return-tokens-as-token-ids --runner --served-model-name
-            --sleep-after-s --speculative-config --split-special-tokens --task
-            --tensor-parallel-size --tokenizer-cache-dir --tool-call-parser --url
-            --wake-timeout-s"
+            --models-max --models-memory --models-run --nnodes --node-rank --num-pages
+            --otlp-traces-endpoint --output-file --override-generation-config
+            --override-pooler-config --page-tokens --pipeline-parallel-size --pooler-config
+            --quantization --queue-timeout-s --reasoning-parser --response-role
+            --responses-bytes --responses-days --responses-dir --return-tokens-as-token-ids
+            --runner --served-model-name --sleep-after-s --speculative-config
+            --split-special-tokens --task --tensor-parallel-size --tokenizer-cache-dir
+            --tool-call-parser --url --wake-timeout-s"
         ;;
     *,bench)
         words_of_command="
@@ -51,9 +51,9 @@ case $CURRENT,${words[2]-} in
             --max-body-bytes --max-choices --max-concurrency --max-cpu-loras --max-lanes
             --max-logprobs --max-lora-rank --max-loras --max-model-len --max-num-batched-tokens
             --max-num-queued-reqs --max-num-queued-tokens --max-num-seqs --max-stop-strings
-            --metric-percentiles --model --models-dir --models-max --models-run --nnodes
-            --node-rank --num-pages --num-prompts --num-warmups --output-len
-            --override-generation-config --override-pooler-config --page-tokens
+            --metric-percentiles --model --models-dir --models-max --models-memory --models-run
+            --nnodes --node-rank --num-pages --num-prompts --num-warmups --otlp-traces-endpoint
+            --output-len --override-generation-config --override-pooler-config --page-tokens
             --pipeline-parallel-size --pooler-config --port --quantization --queue-timeout-s
             --random-input-len --random-output-len --random-prefix-len --random-range-ratio
             --random-vocab-size --read-limit --reasoning-parser --request-rate --response-role
@@ -95,13 +95,14 @@ case $CURRENT,${words[2]-} in
             --master-port --max-body-bytes --max-choices --max-cpu-loras --max-lanes
             --max-logprobs --max-lora-rank --max-loras --max-model-len --max-num-batched-tokens
             --max-num-queued-reqs --max-num-queued-tokens --max-num-seqs --max-stop-strings
-            --model --models-dir --models-max --models-run --nnodes --node-rank --num-pages
-            --override-generation-config --override-pooler-config --page-tokens
-            --pipeline-parallel-size --pooler-config --quantization --queue-timeout-s
-            --reasoning-parser --response-role --responses-bytes --responses-days
-            --responses-dir --return-tokens-as-token-ids --runner --served-model-name
-            --sleep-after-s --speculative-config --split-special-tokens --task
-            --tensor-parallel-size --tokenizer-cache-dir --tool-call-parser --wake-timeout-s"
+            --model --models-dir --models-max --models-memory --models-run --nnodes --node-rank
+            --num-pages --otlp-traces-endpoint --override-generation-config
+            --override-pooler-config --page-tokens --pipeline-parallel-size --pooler-config
+            --quantization --queue-timeout-s --reasoning-parser --response-role
+            --responses-bytes --responses-days --responses-dir --return-tokens-as-token-ids
+            --runner --served-model-name --sleep-after-s --speculative-config
+            --split-special-tokens --task --tensor-parallel-size --tokenizer-cache-dir
+            --tool-call-parser --wake-timeout-s"
         ;;
     *,generate)
         words_of_command="
@@ -127,13 +128,14 @@ case $CURRENT,${words[2]-} in
             --max-cpu-loras --max-lanes --max-logprobs --max-lora-rank --max-loras
             --max-model-len --max-num-batched-tokens --max-num-queued-reqs
             --max-num-queued-tokens --max-num-seqs --max-stop-strings --model --models-dir
-            --models-max --models-run --nnodes --node-rank --num-pages
-            --override-generation-config --override-pooler-config --page-tokens
-            --pipeline-parallel-size --pooler-config --quantization --queue-timeout-s
-            --reasoning-parser --response-role --responses-bytes --responses-days
-            --responses-dir --return-tokens-as-token-ids --runner --served-model-name
-            --sleep-after-s --speculative-config --split-special-tokens --task
-            --tensor-parallel-size --tokenizer-cache-dir --tool-call-parser --wake-timeout-s"
+            --models-max --models-memory --models-run --nnodes --node-rank --num-pages
+            --otlp-traces-endpoint --override-generation-config --override-pooler-config
+            --page-tokens --pipeline-parallel-size --pooler-config --quantization
+            --queue-timeout-s --reasoning-parser --response-role --responses-bytes
+            --responses-days --responses-dir --return-tokens-as-token-ids --runner
+            --served-model-name --sleep-after-s --speculative-config --split-special-tokens
+            --task --tensor-parallel-size --tokenizer-cache-dir --tool-call-parser
+            --wake-timeout-s"
         ;;
     *,quantize)
         words_of_command="
@@ -152,14 +154,15 @@ case $CURRENT,${words[2]-} in
             --master-addr --master-port --max-body-bytes --max-choices --max-cpu-loras
             --max-lanes --max-logprobs --max-lora-rank --max-loras --max-model-len
             --max-num-batched-tokens --max-num-queued-reqs --max-num-queued-tokens
-            --max-num-seqs --max-stop-strings --model --models-dir --models-max --models-run
-            --nnodes --node-rank --num-pages --out --override-generation-config
-            --override-pooler-config --page-tokens --pipeline-parallel-size --pooler-config
-            --quantization --queue-timeout-s --reasoning-parser --response-role
-            --responses-bytes --responses-days --responses-dir --return-tokens-as-token-ids
-            --runner --served-model-name --sleep-after-s --speculative-config
-            --split-special-tokens --task --tensor-parallel-size --text --threads --to
-            --tokenizer-cache-dir --tool-call-parser --wake-timeout-s"
+            --max-num-seqs --max-stop-strings --model --models-dir --models-max --models-memory
+            --models-run --nnodes --node-rank --num-pages --otlp-traces-endpoint --out
+            --override-generation-config --override-pooler-config --page-tokens
+            --pipeline-parallel-size --pooler-config --quantization --queue-timeout-s
+            --reasoning-parser --response-role --responses-bytes --responses-days
+            --responses-dir --return-tokens-as-token-ids --runner --served-model-name
+            --sleep-after-s --speculative-config --split-special-tokens --task
+            --tensor-parallel-size --text --threads --to --tokenizer-cache-dir
+            --tool-call-parser --wake-timeout-s"
         ;;
     *,serve)
         words_of_command="
@@ -179,14 +182,15 @@ case $CURRENT,${words[2]-} in
             --master-port --max-body-bytes --max-choices --max-cpu-loras --max-lanes
             --max-logprobs --max-lora-rank --max-loras --max-model-len --max-num-batched-tokens
             --max-num-queued-reqs --max-num-queued-tokens --max-num-seqs --max-stop-strings
-            --metrics-from --model --models-dir --models-max --models-run --nnodes --no
-            --no-page --node-rank --num-pages --override-generation-config
-            --override-pooler-config --page-tokens --pipeline-parallel-size --pooler-config
-            --port --quantization --queue-timeout-s --reasoning-parser --response-role
-            --responses-bytes --responses-days --responses-dir --return-tokens-as-token-ids
-            --runner --served-model-name --sleep-after-s --speculative-config
-            --split-special-tokens --ssl-certfile --ssl-keyfile --task --tensor-parallel-size
-            --tokenizer-cache-dir --tool-call-parser --uds --wake-timeout-s"
+            --metrics-from --model --models-dir --models-max --models-memory --models-run
+            --nnodes --no --no-page --node-rank --num-pages --otlp-traces-endpoint
+            --override-generation-config --override-pooler-config --page-tokens
+            --pipeline-parallel-size --pooler-config --port --quantization --queue-timeout-s
+            --reasoning-parser --response-role --responses-bytes --responses-days
+            --responses-dir --return-tokens-as-token-ids --runner --served-model-name
+            --sleep-after-s --speculative-config --split-special-tokens --ssl-certfile
+            --ssl-keyfile --task --tensor-parallel-size --tokenizer-cache-dir
+            --tool-call-parser --uds --wake-timeout-s"
         ;;
     *,top)
         words_of_command="

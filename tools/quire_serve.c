@@ -67,15 +67,21 @@ const char *serve_text(struct serve *s, const char *format, ...)
     return text;
 }
 
-/* Add a child; its program's own arguments follow. */
+/* A child; its program's own arguments follow. */
+static void serve_describe(struct serve_child *c, const char *name, const char *program,
+                           const char *log)
+{
+    *c = (struct serve_child){
+        .name = name, .log = log, .listen_fd = -1, .stop_signal = SIGTERM, .shows_all = false};
+    serve_args_add(&c->args, program);
+}
+
 static struct serve_child *serve_add(struct serve *s, const char *name, const char *program,
                                      const char *log)
 {
     struct serve_child *c = &s->children[s->n_children++];
 
-    *c = (struct serve_child){
-        .name = name, .log = log, .listen_fd = -1, .stop_signal = SIGTERM, .shows_all = false};
-    serve_args_add(&c->args, program);
+    serve_describe(c, name, program, log);
     return c;
 }
 
@@ -133,38 +139,72 @@ static bool serve_add_engines(struct serve *s, const char *program)
     return true;
 }
 
-/* Of several models, each has an engine that starts on demand. */
-static bool serve_add_models(struct serve *s, const char *program)
+/* A place for the engine of a model: that of one whose model is gone, or a new one. NULL: there are
+ * too many. */
+static struct serve_child *serve_place(struct serve *s)
 {
-    const struct settings *settings = &s->wishes.settings;
-    const char *table = serve_gemm_table(s, program);
-    const char *run = serve_models_run(s), *folder = serve_models_folder(s);
+    int n = 0;
 
+    for (int i = 0; i < s->n_children; i++) {
+        struct serve_child *c = &s->children[i];
+
+        if (c->on_demand && c->listen_fd == -1 && c->pid == 0)
+            return c;
+        n += c->on_demand;
+    }
+    return n < SERVE_ENGINES_MAX ? &s->children[s->n_children] : NULL;
+}
+
+/* The engine of a model starts on demand. */
+bool serve_add_model(struct serve *s, const char *model)
+{
+    const char *program = serve_find(s, "quire-engine");
+    const char *table = serve_gemm_table(s, program), *name = serve_text(s, "%s", model);
+    const char *run = serve_models_run(s), *folder = serve_models_folder(s);
+    struct serve_child *c = serve_place(s);
+    struct stat log;
+
+    if (c == NULL) {
+        serve_say("model %s: there are %d engines already", model, SERVE_ENGINES_MAX);
+        return false;
+    }
+    serve_describe(c, serve_text(s, "engine %s", name), program,
+                   serve_text(s, "%s/engine-%s.log", s->folder, name));
+    c->model = name;
+    c->shows_all = true;
+    c->on_demand = true;
+    c->starts_max = 5;
+    c->window_s = 600;
+    c->pause_ms = 200;
+    if (stat(c->log, &log) == 0)
+        c->shown = log.st_size; /* of an earlier model of this name */
+    serve_add_args(c, &s->wishes.engine);
+    serve_args_add(&c->args, serve_text(s, "--config=%s/%s.conf", folder, name));
+    serve_args_add(&c->args, serve_text(s, "--engine-socket=%s/%s.sock", run, name));
+    serve_args_add(&c->args, serve_text(s, "--models-run=%s", run));
+    if (strcmp(s->wishes.settings.kv_host_file, SERVE_HOST_FILE) == 0)
+        serve_args_add(&c->args, s->memory[0] == '\0'
+                                     ? "--kv-host-file="
+                                     : serve_text(s, "--kv-host-file=%s/%s", s->memory, name));
+    if (table != NULL)
+        serve_args_add(&c->args, serve_text(s, "--gemm-table=%s", table));
+    if (!serve_models_listen(s, c))
+        return false;
+    if (c == &s->children[s->n_children])
+        s->n_children++;
+    return true;
+}
+
+/* Of several models, each has an engine. */
+static bool serve_add_models(struct serve *s)
+{
     if (!serve_models_make(s))
         return false;
     for (int i = 0; i < s->models.n; i++) {
-        const char *name = s->models.names[i];
-        struct serve_child *c = serve_add(s, serve_text(s, "engine %s", name), program,
-                                          serve_text(s, "%s/engine-%s.log", s->folder, name));
-
-        c->shows_all = true;
-        c->on_demand = true;
-        c->starts_max = 5;
-        c->window_s = 600;
-        c->pause_ms = 200;
-        serve_add_args(c, &s->wishes.engine);
-        serve_args_add(&c->args, serve_text(s, "--config=%s/%s.conf", folder, name));
-        serve_args_add(&c->args, serve_text(s, "--engine-socket=%s/%s.sock", run, name));
-        serve_args_add(&c->args, serve_text(s, "--models-run=%s", run));
-        if (strcmp(settings->kv_host_file, SERVE_HOST_FILE) == 0)
-            serve_args_add(&c->args, s->memory[0] == '\0'
-                                         ? "--kv-host-file="
-                                         : serve_text(s, "--kv-host-file=%s/%s", s->memory, name));
-        if (table != NULL)
-            serve_args_add(&c->args, serve_text(s, "--gemm-table=%s", table));
-        if (!serve_models_listen(s, c, i))
+        if (!serve_add_model(s, s->models.names[i]))
             return false;
     }
+    s->found = s->models;
     return true;
 }
 
@@ -209,7 +249,7 @@ static bool serve_prepare(struct serve *s)
     }
     if (!serve_folder_address(s) || !serve_folder_make(s))
         return false;
-    if (serve_models_are_many(s) ? !serve_add_models(s, engine) : !serve_add_engines(s, engine))
+    if (serve_models_are_many(s) ? !serve_add_models(s) : !serve_add_engines(s, engine))
         return false;
     sockets = serve_text(s, "%s/engine.sock", s->folder);
     for (int i = 0, n = s->wishes.settings.data_parallel_size; n > 1 && i < n; i++)
@@ -425,6 +465,8 @@ static void serve_run(struct serve *s, int signal_fd)
         serve_read_signals(s, signal_fd);
         if (s->phase == SERVE_STARTING)
             serve_ask_health(s);
+        if (s->phase == SERVE_READY)
+            serve_models_follow(s);
         if (s->phase == SERVE_STOPPING && !s->killed && clock_us() > s->stop_by_us)
             serve_kill(s);
     }

@@ -20,11 +20,13 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "ipc/attach.h"
+#include "ipc/seats.h"
 #include "tools/quire.h"
 
 #define TOP_TIMEOUT_MS 2000
 #define TOP_LINES      12 /* lines other than those of namespaces, including the cursor's */
 #define TOP_ENGINES    16
+#define TOP_PATH       4096
 #define TOP_ERROR      0.1 /* of a foretold time: a bound of the histogram's buckets */
 #define TOP_SPACES     10  /* lines of namespaces, and one for all others */
 
@@ -229,6 +231,27 @@ static void top_print_spaces(const struct wire_stats *s, int room)
     top_print_space(&rest);
 }
 
+/* One of several models' engines is started by a connection: does it run already? Engines of other
+ * kinds have no table beside their socket. */
+static bool top_is_there(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    struct seats *seats = NULL;
+    enum seat_state state;
+    bool found, ready = false;
+    char folder[TOP_PATH];
+
+    (void)snprintf(folder, sizeof folder, "%.*s", slash == NULL ? 1 : (int)(slash - path),
+                   slash == NULL ? "." : path);
+    if (!seats_are_marked(folder))
+        return true;
+    if (seats_observe(&seats, folder) != ERR_OK)
+        return false;
+    found = seats_find(seats, path, &state, &ready);
+    seats_close(seats);
+    return found && ready;
+}
+
 /* Read the statistics once and show them, below a line with the socket if it is one of several.
  * ERR_OK, or the reason why there were none. */
 static int top_look(struct top *t, bool shown)
@@ -236,9 +259,17 @@ static int top_look(struct top *t, bool shown)
     const struct wire_stats *stats;
     struct wire_welcome welcome;
     uint64_t now_us = clock_us();
-    /* Each look makes a connection of its own, so a restarted engine is found by itself. */
-    int rc = attach_observe(t->path, TOP_TIMEOUT_MS, &welcome, &stats);
+    int rc;
 
+    if (!top_is_there(t->path)) {
+        if (shown)
+            printf(
+                "%s: the engine does not run, or is not ready; a request for its model starts it\n",
+                t->path);
+        return ERR_OK;
+    }
+    /* Each look makes a connection of its own, so a restarted engine is found by itself. */
+    rc = attach_observe(t->path, TOP_TIMEOUT_MS, &welcome, &stats);
     if (rc != ERR_OK)
         return rc;
     if (welcome.epoch != t->epoch) /* another engine: its counters began at 0 */

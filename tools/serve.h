@@ -68,6 +68,8 @@ struct serve_child {
     int window_s, pause_ms;
     pid_t pid;          /* 0: it does not run */
     bool on_demand;     /* it is started when a connection waits at listen_fd */
+    const char *model;  /* on demand: the name of its model */
+    int n_missing;      /* on demand: looks that did not find the model's file */
     uint64_t shut_us;   /* on demand: connections are turned away until then; 0: they are not */
     uint64_t again_us;  /* when to start it again; 0: not */
     uint64_t window_us; /* when the first of n_starts was */
@@ -89,7 +91,9 @@ struct serve {
     int folder_lock, memory_lock;
     char address[80];     /* numeric, as nginx's listen takes it */
     char url[128];        /* of the API */
-    struct models models; /* of several; none: n is 0 */
+    struct models models; /* of several, at the start; none: n is 0 */
+    struct models found;  /* by the last look at models_dir */
+    uint64_t looked_us;
     struct serve_child children[SERVE_ENGINES_MAX + SERVE_FRONTS_MAX + 1];
     int n_children;
 };
@@ -140,8 +144,15 @@ bool serve_models_make(struct serve *s);
 const char *serve_models_run(struct serve *s);    /* the sockets' folder */
 const char *serve_models_folder(struct serve *s); /* the models' files */
 
-/* Make the socket of the engine of model i; it is the child's listen_fd. */
-bool serve_models_listen(struct serve *s, struct serve_child *c, int i);
+/* Make the socket of the engine of the child's model; it is the child's listen_fd. */
+bool serve_models_listen(struct serve *s, struct serve_child *c);
+
+/* Once a second: engines for the models of new files, and no more connections for those whose files
+ * are gone. */
+void serve_models_follow(struct serve *s);
+
+/* Describe the engine of a model (quire_serve.c). False: the reason was printed. */
+bool serve_add_model(struct serve *s, const char *model);
 
 /* An engine on demand has ended: it is started again by the next connection, or those are turned
  * away for a while because it cannot be started. */

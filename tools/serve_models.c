@@ -15,6 +15,7 @@
 
 #include "base/clock.h"
 #include "ipc/attach.h"
+#include "ipc/seats.h"
 #include "tools/serve.h"
 
 #define MODELS_BACKLOG 64
@@ -101,7 +102,7 @@ static bool models_write(struct serve *s, int i)
 
 bool serve_models_make(struct serve *s)
 {
-    bool good = mkdir(serve_models_run(s), 0700) == 0;
+    bool good = mkdir(serve_models_run(s), 0700) == 0 && seats_mark(serve_models_run(s)) == ERR_OK;
 
     if (good && s->wishes.models_dir[0] == '\0')
         good = mkdir(serve_models_folder(s), 0700) == 0;
@@ -112,16 +113,19 @@ bool serve_models_make(struct serve *s)
     return good;
 }
 
-bool serve_models_listen(struct serve *s, struct serve_child *c, int i)
+bool serve_models_listen(struct serve *s, struct serve_child *c)
 {
     struct sockaddr_un at = {.sun_family = AF_UNIX};
 
-    models_socket(at.sun_path, sizeof at.sun_path, serve_models_run(s), s->models.names[i]);
+    models_socket(at.sun_path, sizeof at.sun_path, serve_models_run(s), c->model);
     c->listen_fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (c->listen_fd != -1 && bind(c->listen_fd, (const struct sockaddr *)&at, sizeof at) == 0 &&
         listen(c->listen_fd, MODELS_BACKLOG) == 0)
         return true;
     serve_say("%s: %s", at.sun_path, strerror(errno));
+    if (c->listen_fd != -1)
+        (void)close(c->listen_fd);
+    c->listen_fd = -1;
     return false;
 }
 
@@ -159,4 +163,51 @@ bool serve_models_look(struct serve_child *c)
     if (c->again_us > now_us)
         return true;
     return serve_child_start(c);
+}
+
+/* The child of a model; NULL: none, or its file was gone. */
+static struct serve_child *models_child(struct serve *s, const char *model)
+{
+    for (int i = 0; i < s->n_children; i++) {
+        struct serve_child *c = &s->children[i];
+
+        if (c->on_demand && c->listen_fd != -1 && strcmp(c->model, model) == 0)
+            return c;
+    }
+    return NULL;
+}
+
+/* The file of a model is gone: its engine, if it runs, notices and ends. */
+static void models_forget(struct serve *s, struct serve_child *c)
+{
+    char path[sizeof s->folder + MODELS_NAME + 32];
+
+    models_socket(path, sizeof path, serve_models_run(s), c->model);
+    (void)unlink(path); /* nothing depends on it */
+    (void)close(c->listen_fd);
+    c->listen_fd = -1;
+}
+
+void serve_models_follow(struct serve *s)
+{
+    uint64_t now_us = clock_us();
+
+    if (s->wishes.models_dir[0] == '\0' || now_us - s->looked_us < MODELS_LOOK_US)
+        return;
+    s->looked_us = now_us;
+    if (models_look(&s->found, s->wishes.models_dir) != ERR_OK)
+        return;
+    for (int i = 0; i < s->n_children; i++) {
+        struct serve_child *c = &s->children[i];
+
+        if (!c->on_demand || c->listen_fd == -1)
+            continue;
+        c->n_missing = models_have(&s->found, c->model) ? 0 : c->n_missing + 1;
+        if (c->n_missing == MODELS_MISSING)
+            models_forget(s, c);
+    }
+    for (int i = 0; i < s->found.n; i++) {
+        if (models_child(s, s->found.names[i]) == NULL)
+            (void)serve_add_model(s, s->found.names[i]); /* on failure the next look tries again */
+    }
 }

@@ -47,6 +47,8 @@
 
 /* A step in flight: begun, and not ended. A sequence that is retired meanwhile is set to NULL in
  * it, so that its results are dropped. */
+#define ENGINE_POOLED_ROWS 64 /* are copied from the device at a time */
+
 struct engine_step {
     struct seq **seqs; /* [max_num_seqs], the sequences of the step */
     int *counts;       /* int [max_num_seqs], tokens that the step computes of each */
@@ -80,6 +82,7 @@ struct engine_lane {
     int n_bad;                       /* malformed requests so far */
     uint32_t refused[WIRE_REFUSALS]; /* the front's own refusal counts as last added to our
                                       * statistics */
+    uint32_t spans[WIRE_SPANS];      /* likewise */
     pid_t pid;                       /* for the log */
     uint64_t since_us;               /* when it connected */
 };
@@ -139,8 +142,8 @@ struct engine {
     int32_t *row_tokens;                       /* int32 [max_num_seqs], the sampled token of each
                                                 * row */
     struct batch_logprobs *logprobs;           /* [max_num_seqs], per extra */
-    float *pooled_row;                         /* float [n_vocab], room for a row to be added */
-    int32_t *extra_words;                      /* room for the arrays of one request
+    float *pooled_rows;   /* float [ENGINE_POOLED_ROWS][n_vocab], room for rows to be added */
+    int32_t *extra_words; /* room for the arrays of one request
                                                 * (wire_extra()) */
 
     struct cost cost;   /* what steps take */
@@ -154,6 +157,7 @@ struct engine {
     struct held held;
     struct lora lora;    /* adapters */
     struct seats *seats; /* of the engines that share the device; NULL: it has the device alone */
+    struct seat_room seat_room; /* for all of them */
     struct engine_preempted preempted;
 
     bool draining;
@@ -176,6 +180,7 @@ int engine_run(struct engine *e) ERR_CHECKED;
  * connections, signals. Sets e->now_us. */
 void intake_events(struct engine *e, int timeout_ms);
 int intake_init(struct engine *e) ERR_CHECKED;
+void intake_drain(struct engine *e); /* take no more requests, and end with those that there are */
 void intake_requests(struct engine *e);      /* take the new requests of all lanes */
 void intake_cancellations(struct engine *e); /* cancelled requests, deadlines, slow clients */
 

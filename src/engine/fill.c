@@ -29,7 +29,9 @@ int fill_init(struct engine *e)
     e->row_tokens = mem_zalloc_array(n_seqs, sizeof(int32_t));
     e->adapter_slots = mem_zalloc_array(n_seqs, sizeof *e->adapter_slots);
     e->logprobs = mem_zalloc_array(n_seqs, sizeof *e->logprobs);
-    e->pooled_row = mem_zalloc_array((size_t)e->shape->n_vocab, sizeof *e->pooled_row);
+    e->pooled_rows =
+        mem_zalloc_array((e->shape->pools ? ENGINE_POOLED_ROWS : 1) * (size_t)e->shape->n_vocab,
+                         sizeof *e->pooled_rows);
     e->extra_words = mem_zalloc_array(2 * (size_t)e->guide.n_words + 2 * WIRE_BIASES_MAX +
                                           WIRE_BAD_WORDS_MAX + WIRE_ASKED_MAX,
                                       sizeof *e->extra_words);
@@ -49,7 +51,7 @@ int fill_init(struct engine *e)
     if (batch->token_ids == NULL || batch->seq_start == NULL || batch->kv_len == NULL ||
         batch->page_ids == NULL || batch->rows == NULL || e->row_tokens == NULL ||
         batch->extras == NULL || e->adapter_slots == NULL || e->logprobs == NULL ||
-        e->extra_words == NULL || e->pooled_row == NULL)
+        e->extra_words == NULL || e->pooled_rows == NULL)
         return ERR_NO_MEMORY;
     return ERR_OK;
 }
@@ -309,35 +311,53 @@ void fill_extras(struct engine *e, struct engine_step *step)
     fill_look(e, step);
 }
 
-/* A row of a pooled answer: the last token's, or, of a mean, any token's, which is added to those
- * before it. The rows of a sequence come in the order of its tokens, however it is cut into steps,
- * so the sum is the same to the last bit. */
-static int fill_pooled(struct engine *e, struct seq *seq, int r)
+/* The rows of a mean from row r on are added to those before them. They come in the order of the
+ * tokens, however the text is cut into steps, so the sum is the same to the last bit. *n: their
+ * number, at most ENGINE_POOLED_ROWS. */
+static int fill_mean(struct engine *e, const struct engine_step *step, int r, int *n)
 {
-    int n = e->shape->n_vocab, rc;
+    struct seq *seq = step->rows[r];
+    int width = e->shape->n_vocab, rc;
 
-    if (!seq_is_mean(seq))
-        return model_row_logits(e->model, r, seq->row + 1);
-    if ((rc = model_row_logits(e->model, r, e->pooled_row)) != ERR_OK)
+    *n = 1;
+    while (*n < ENGINE_POOLED_ROWS && r + *n < step->n_rows && step->rows[r + *n] == seq)
+        (*n)++;
+    if ((rc = model_rows_logits(e->model, r, *n, e->pooled_rows)) != ERR_OK)
         return rc;
-    for (int i = 0; i < n; i++)
-        seq->row[1 + i] += e->pooled_row[i];
+    for (int k = 0; k < *n; k++) {
+        const float *row = e->pooled_rows + (size_t)k * (size_t)width;
+
+        for (int i = 0; i < width; i++)
+            seq->row[1 + i] += row[i];
+    }
     return ERR_OK;
+}
+
+/* Rows of a pooled answer: of a mean all from row r on, else the last token's. */
+static int fill_pooled(struct engine *e, const struct engine_step *step, int r, int *n)
+{
+    struct seq *seq = step->rows[r];
+
+    *n = 1;
+    if (seq_is_mean(seq))
+        return fill_mean(e, step, r, n);
+    return model_row_logits(e->model, r, seq->row + 1);
 }
 
 /* Only one row per sequence can be reported whole at a time: seq_awaits_row() delays the next step
  * of such a sequence. */
 int fill_rows(struct engine *e, const struct engine_step *step)
 {
-    int rc = ERR_OK;
+    int rc = ERR_OK, n;
 
-    for (int r = 0; r < step->n_rows && rc == ERR_OK; r++) {
+    for (int r = 0; r < step->n_rows && rc == ERR_OK; r += n) {
         struct seq *seq = step->rows[r];
 
+        n = 1;
         if (seq == NULL)
             continue;
         if (seq_is_pooled(seq)) {
-            rc = fill_pooled(e, seq, r);
+            rc = fill_pooled(e, step, r, &n);
             continue;
         }
         if (step->targets[r] > 0 && !seq_prompt_has_rows(seq))

@@ -161,6 +161,7 @@ static void intake_accept(struct engine *e)
         lane->n_uploaded = 0;
         lane->n_taken = 0;
         memset(lane->refused, 0, sizeof lane->refused);
+        memset(lane->spans, 0, sizeof lane->spans);
         if (intake_watch(e, fd, INTAKE_LANE + (uint64_t)(lane - e->lanes)) != ERR_OK)
             intake_drop_lane(e, lane, "could not be polled");
     }
@@ -326,23 +327,29 @@ static void intake_drain_fd(int fd)
         continue; /* non-blocking: ends when nothing is left */
 }
 
-/* SIGTERM or SIGINT: the first one starts to drain, a second one ends the time for it. */
-static void intake_signal(struct engine *e)
+void intake_drain(struct engine *e)
 {
-    intake_drain_fd(e->intake.signal_fd);
-    if (e->draining) {
-        e->drain_until_us = e->now_us; /* the second signal: now */
-        return;
-    }
     e->draining = true;
     e->drain_until_us = e->now_us + (uint64_t)e->settings.drain_timeout_s * 1000000u;
     service_stopping();
+    if (e->seats != NULL)
+        seats_unready(e->seats);
     log_info("engine: stopping; %d running and %d waiting requests get %d s", e->sched.n_running,
              sched_n_waiting(&e->sched), e->settings.drain_timeout_s);
     for (int i = 0; i < e->settings.max_lanes; i++) {
         if (e->lanes[i].state == LANE_OPEN)
             atomic_store(&e->lanes[i].lane.shared->engine_state, WIRE_DRAINING);
     }
+}
+
+/* SIGTERM or SIGINT: the first one starts to drain, a second one ends the time for it. */
+static void intake_signal(struct engine *e)
+{
+    intake_drain_fd(e->intake.signal_fd);
+    if (e->draining)
+        e->drain_until_us = e->now_us; /* the second signal: now */
+    else
+        intake_drain(e);
 }
 
 /* While the listener is shut, the loop wakes at least every LISTENER_SHUT_MS to open it again.
@@ -382,7 +389,7 @@ static bool intake_pools(const struct wire_request *request)
 
     if (g->pooling == WIRE_POOL_NONE)
         return true;
-    return g->pooling <= WIRE_POOL_MEAN && g->n_prompt == request->n_tokens && g->max_tokens == 1 &&
+    return g->pooling <= WIRE_POOL_EACH && g->n_prompt == request->n_tokens && g->max_tokens == 1 &&
            g->min_tokens == 0 && g->n_logprobs == 0 && g->n_prompt_logprobs == 0 &&
            g->automaton == 0 && wire_generate_extra(g) == 0 && g->n_stop_ids == 0 &&
            g->think_max == 0 && (request->flags & of_tokens) == 0 &&

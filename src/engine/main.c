@@ -9,8 +9,10 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/buf.h"
 #include "base/clock.h"
 #include "base/fault.h"
+#include "base/hash.h"
 #include "base/json.h"
 #include "base/log.h"
 #include "base/mem.h"
@@ -30,6 +32,36 @@
 #define MAIN_SEAT_MS       10   /* between attempts to get a seat */
 #define MAIN_AGAIN_MS      3000 /* between attempts to load a model: each may read all of it */
 
+/* One of several models. What an engine with the same settings has used is still known. */
+static int main_open_seats(struct engine *e)
+{
+    struct buf settings = {0};
+    int rc = ERR_NO_MEMORY;
+
+    e->seat_room =
+        (struct seat_room){.n_max = e->settings.models_max, .bytes_max = e->settings.models_memory};
+    settings_describe(&e->settings, 'E', &settings);
+    if (!settings.failed)
+        rc = seats_open(&e->seats, e->settings.models_run, e->settings.engine_socket,
+                        hash_xxh3(settings.bytes, settings.len));
+    buf_fini(&settings);
+    return rc;
+}
+
+/* Others may wake beside this engine, as far as there is room. */
+static void main_tell_use(struct engine *e)
+{
+    size_t bytes = e->shape->device_bytes;
+
+    if (e->seats == NULL)
+        return;
+    if (e->drafter.model != NULL)
+        bytes += e->drafter.shape->device_bytes;
+    seats_tell(e->seats, bytes);
+    log_info("engine: takes %.0f MiB while it is awake; models_memory is %.0f MiB",
+             (double)bytes / 1048576.0, (double)e->settings.models_memory / 1048576.0);
+}
+
 /* An engine of several models takes a seat before it loads its own. ERR_DRAINING: a signal came, or
  * none was free for wake_timeout_s: then the requests that wait here are turned away, and the next
  * one starts the engine again. */
@@ -41,18 +73,32 @@ static int main_await_seat(struct engine *e)
     if (e->seats == NULL)
         return ERR_OK;
     service_status("waiting until another model sleeps");
-    while (seats_take(e->seats, e->settings.models_max, clock_us()) != ERR_OK) {
+    while (seats_take(e->seats, &e->seat_room, clock_us()) != ERR_OK) {
         if (poll(&stop, 1, MAIN_SEAT_MS) > 0)
             return ERR_DRAINING;
         if (clock_us() < end_us)
             continue;
-        log_warn("engine: no seat is free: %d other models have been in use for %d s; raise "
-                 "models_max or wake_timeout_s",
-                 e->settings.models_max, e->settings.wake_timeout_s);
+        log_warn("engine: no seat is free: other models have been in use for %d s; raise "
+                 "models_max, models_memory or wake_timeout_s",
+                 e->settings.wake_timeout_s);
         attach_turn_away(e->intake.listener.fd, ERR_ASLEEP);
         return ERR_DRAINING;
     }
     return ERR_OK;
+}
+
+/* What the model may take beside its drafter: what the seat was given for. 0: no bound. */
+static size_t main_bytes_max(const struct engine *e)
+{
+    size_t most = e->settings.models_memory, drafter = 0;
+
+    if (e->seats == NULL || most == 0)
+        return 0;
+    if (seats_told(e->seats) > 0 && seats_told(e->seats) < most)
+        most = seats_told(e->seats);
+    if (e->drafter.model != NULL)
+        drafter = e->drafter.shape->device_bytes;
+    return drafter < most ? most - drafter : 1;
 }
 
 /* Load the model; if others have the memory of the device, ask them to sleep. */
@@ -66,11 +112,18 @@ static int main_load_model(struct engine *e, const struct model_options *o)
     options.beside_bytes = drafter_page_bytes(&e->drafter);
     options.n_taps = drafter_taps(&e->drafter, &options.taps);
     if (rc == ERR_OK)
+        options.bytes_max = main_bytes_max(e);
+    if (rc == ERR_OK)
         rc = model_open(&e->model, &options);
+    /* Other weights than those of the last process need a seat for more. */
+    if (rc == ERR_LIMIT)
+        rc = seats_told(e->seats) > 0 ? ERR_NO_MEMORY : ERR_INVALID;
     if (rc == ERR_NO_MEMORY)
         drafter_close(&e->drafter);
-    if (rc == ERR_NO_MEMORY && e->seats != NULL)
+    if (rc == ERR_NO_MEMORY && e->seats != NULL) {
+        seats_tell(e->seats, 0);
         seats_press(e->seats, clock_us());
+    }
     return rc;
 }
 
@@ -379,13 +432,15 @@ static int main_open(struct engine *e)
     if (rc == ERR_OK && e->intake.listener.fd != -1)
         rc = attach_adopt(e->intake.listener.fd);
     if (rc == ERR_OK && e->settings.models_run[0] != '\0')
-        rc = seats_open(&e->seats, e->settings.models_run, e->settings.engine_socket);
+        rc = main_open_seats(e);
     if (rc == ERR_OK)
         rc = main_read_drafts(e);
     if (rc == ERR_OK)
         rc = main_open_model(e);
     if (rc == ERR_OK)
         rc = main_check_drafts(e);
+    if (rc == ERR_OK)
+        main_tell_use(e);
     if (rc == ERR_OK)
         rc = main_open_store(e);
     if (rc == ERR_OK)

@@ -267,6 +267,14 @@ static void publish_row_begins(struct seq *seq, const struct batch_logprobs *log
     seq->tells_row = true;
 }
 
+/* The same of a pooled answer, which has no sum of exponentials. */
+static void publish_pooled_begins(struct seq *seq, bool of_prompt)
+{
+    seq->row_at = 1;
+    seq->row_is_prompts = of_prompt;
+    seq->tells_row = true;
+}
+
 /* --- tokens ----------------------------------------------------------------------------------- */
 
 /* The log probability of one prompt token; the reported tokens are counted, so that a preempted
@@ -278,6 +286,10 @@ static void publish_prompt(struct engine *e, struct seq *seq, int target,
     seq->n_told = target;
     if (seq_is_mean(seq))
         return; /* fill_rows() has added it */
+    if (seq_pools_each(seq)) {
+        publish_pooled_begins(seq, true);
+        return;
+    }
     if (seq_prompt_has_rows(seq))
         publish_row_begins(seq, logprobs, true);
     publish_logprobs(e, seq, seq->tokens[target], logprobs, WIRE_PROMPT_CHOSEN, WIRE_PROMPT_TOP);
@@ -334,9 +346,7 @@ static void publish_pooled(const struct engine *e, struct seq *seq)
     seq->n_owed -= seq_token_records(seq);
     for (int i = 1; seq_is_mean(seq) && i <= e->shape->n_vocab; i++)
         seq->row[i] /= (float)seq->n_prompt;
-    seq->row_at = 1; /* there is no sum of exponentials */
-    seq->row_is_prompts = false;
-    seq->tells_row = true;
+    publish_pooled_begins(seq, false);
 }
 
 /* Append the token that `row` sampled. False: seq has ended. */
@@ -384,7 +394,7 @@ int publish_row(struct engine *e, struct seq *seq, int room)
     if (seq->row_at < n)
         return room;
     seq->tells_row = false;
-    if (seq_is_pooled(seq)) {
+    if (seq_is_pooled(seq) && !seq->row_is_prompts) {
         /* A fault point, as behind a token. */
         must(!FAULT_HIT(engine_end));
         publish_finish(e, seq, WIRE_FIN_STOP, 0);
@@ -597,6 +607,27 @@ static void publish_front_refusals(struct engine *e, struct engine_lane *lane)
     }
 }
 
+/* Likewise the spans that a front's exporter has sent or dropped. */
+static void publish_front_spans(struct engine *e, struct engine_lane *lane)
+{
+    static const enum wire_metric metrics[WIRE_SPANS] = {
+        [WIRE_SPANS_SENT] = METRIC_spans_sent,
+        [WIRE_SPANS_DROPPED] = METRIC_spans_dropped,
+    };
+
+    for (int i = 0; i < WIRE_SPANS; i++) {
+        uint32_t n = atomic_load_explicit(&lane->lane.shared->spans[i], memory_order_relaxed);
+
+        if (n == lane->spans[i])
+            continue;
+        if (n - lane->spans[i] <= PUBLISH_REFUSALS)
+            stats_add(&e->stats, metrics[i], n - lane->spans[i]);
+        else
+            stats_add(&e->stats, METRIC_bad_entries, 1);
+        lane->spans[i] = n;
+    }
+}
+
 /* Tokens of prompts that the engine has still to compute. Those of waiting ones may be found in a
  * cache. */
 static uint32_t publish_todo(const struct engine *e)
@@ -644,6 +675,7 @@ static void publish_lane_nth(struct engine *e, struct engine_lane *lane, int nth
 
     publish_room(e, wire, nth);
     publish_front_refusals(e, lane);
+    publish_front_spans(e, lane);
     atomic_store(&wire->engine_state, publish_state(e));
     atomic_store_explicit(&wire->heartbeat_us, e->now_us, memory_order_relaxed);
     atomic_store_explicit(&wire->progress_us, e->progress_us, memory_order_relaxed);

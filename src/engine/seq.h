@@ -194,6 +194,11 @@ static inline bool seq_is_mean(const struct seq *seq)
     return seq->request.generate.pooling == WIRE_POOL_MEAN;
 }
 
+static inline bool seq_pools_each(const struct seq *seq)
+{
+    return seq->request.generate.pooling == WIRE_POOL_EACH;
+}
+
 /* Do tokens of the output (of the prompt) report their whole row of logits, instead of the most
  * probable tokens? */
 static inline bool seq_has_rows(const struct seq *seq)
@@ -203,7 +208,7 @@ static inline bool seq_has_rows(const struct seq *seq)
 }
 static inline bool seq_prompt_has_rows(const struct seq *seq)
 {
-    return seq->request.generate.n_prompt_logprobs > WIRE_LOGPROBS_MAX;
+    return seq_pools_each(seq) || seq->request.generate.n_prompt_logprobs > WIRE_LOGPROBS_MAX;
 }
 
 /* Records of one token of the output (of the prompt) in the output ring. Rows of logits are not
@@ -238,7 +243,8 @@ static inline bool seq_bans_stops(const struct seq *seq, int n_pending)
 /* Are log probabilities of the prompt still to be reported, or rows of it to be summed? */
 static inline bool seq_tells_prompt(const struct seq *seq)
 {
-    return ((seq->request.flags & WIRE_PROMPT_LOGPROBS) != 0 || seq_is_mean(seq)) &&
+    return ((seq->request.flags & WIRE_PROMPT_LOGPROBS) != 0 || seq_is_mean(seq) ||
+            seq_pools_each(seq)) &&
            seq->n_told < seq->n_prompt - 1;
 }
 

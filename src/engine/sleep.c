@@ -12,6 +12,7 @@
  *
  * Pages of the device lose their names with their contents: later requests find their prefixes in
  * the host tier or on disk, or compute them. */
+#include <errno.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -27,6 +28,9 @@
 #define SLEEP_SEAT_US  10000u    /* between attempts to get a seat */
 #define SLEEP_SEAT_MS  20        /* an awake engine looks so often whether its seat is wanted */
 #define SLEEP_SPREAD   64        /* milliseconds between the attempts of different engines */
+#define SLEEP_LOOK_US  500000u   /* between two looks for the model's file */
+#define SLEEP_GONE_US  5000000u  /* fronts have noticed by then that it is gone */
+#define SLEEP_OTHER_US 500000u   /* as long as fronts need to take it for another one */
 #define MIB            (1.0 / 1048576.0)
 
 /* When the engine is to fall asleep; 0: never. */
@@ -272,7 +276,7 @@ static int sleep_rise(struct engine *e)
 
     if (e->now_us < e->power.retry_us)
         return ERR_OK;
-    if (e->seats != NULL && seats_take(e->seats, e->settings.models_max, e->now_us) != ERR_OK) {
+    if (e->seats != NULL && seats_take(e->seats, &e->seat_room, e->now_us) != ERR_OK) {
         sleep_wait_seat(e);
         return ERR_OK;
     }
@@ -302,6 +306,19 @@ static int sleep_rise(struct engine *e)
 
 /* --- commands of operators -------------------------------------------------------------------- */
 
+/* As a signal to stop does, but only without requests. Those that come meanwhile wait for the next
+ * process, which the fronts' connections start. */
+static int sleep_end_process(struct engine *e)
+{
+    if (e->seats == NULL)
+        return ERR_UNSUPPORTED;
+    if (!sleep_is_idle(e))
+        return ERR_BUSY;
+    log_info("engine: an operator unloads the model");
+    intake_drain(e);
+    return ERR_OK;
+}
+
 /* An order that is already fulfilled is answered in the next pass like any other. */
 int sleep_ask(struct engine *e, const struct engine_lane *lane, uint32_t slot,
               const struct wire_power *p)
@@ -310,7 +327,7 @@ int sleep_ask(struct engine *e, const struct engine_lane *lane, uint32_t slot,
 
     if (e->draining)
         return ERR_DRAINING;
-    if (p->action > WIRE_WAKE)
+    if (p->action > WIRE_END)
         return ERR_INVALID;
     if (e->power.n_orders == POWER_ORDERS)
         return ERR_OVERLOADED;
@@ -319,6 +336,8 @@ int sleep_ask(struct engine *e, const struct engine_lane *lane, uint32_t slot,
             e->power.orders[i].slot == slot)
             return ERR_INVALID; /* a slot has one command at a time */
     }
+    if (p->action == WIRE_END)
+        return sleep_end_process(e);
     if (p->action == WIRE_WAKE)
         sleep_end(e);
     else if (e->power.state != POWER_ASLEEP)
@@ -370,11 +389,33 @@ static void sleep_answer(struct engine *e)
     }
 }
 
+/* The engine of one of several models ends when the model's file, that of --config, is gone, or was
+ * and is there again: fronts take that for another model. */
+static void sleep_look(struct engine *e)
+{
+    bool is_gone;
+
+    if (e->seats == NULL || e->settings.config[0] == '\0' || e->draining ||
+        e->now_us - e->power.looked_us < SLEEP_LOOK_US)
+        return;
+    e->power.looked_us = e->now_us;
+    is_gone = access(e->settings.config, F_OK) != 0 && errno == ENOENT;
+    if (is_gone && e->power.gone_us == 0)
+        e->power.gone_us = e->now_us;
+    if (e->power.gone_us == 0 ||
+        e->now_us - e->power.gone_us < (is_gone ? SLEEP_GONE_US : SLEEP_OTHER_US))
+        return;
+    log_info("engine: %s %s: the model is served no more", e->settings.config,
+             is_gone ? "is gone" : "was replaced");
+    intake_drain(e);
+}
+
 /* Each pass does a piece of the work of the current state. */
 int sleep_pass(struct engine *e)
 {
     uint64_t due_us = sleep_due_us(e);
 
+    sleep_look(e);
     sleep_answer(e);
     sleep_yield(e);
     if (e->power.state == POWER_AWAKE && due_us > 0 && e->now_us >= due_us)

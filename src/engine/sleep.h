@@ -36,9 +36,11 @@ struct power_order {
 struct power {
     enum power_state state;
     uint64_t since_us;
-    uint64_t used_us;  /* when a request ended last, or the engine began; probes do not count */
-    uint64_t retry_us; /* POWER_WAKING: when to ask for memory again */
-    uint64_t told_us;  /* POWER_WAKING: when the lack of memory was logged last */
+    uint64_t used_us;   /* when a request ended last, or the engine began; probes do not count */
+    uint64_t retry_us;  /* POWER_WAKING: when to ask for memory again */
+    uint64_t told_us;   /* POWER_WAKING: when the lack of memory was logged last */
+    uint64_t looked_us; /* when the model's file was looked for last */
+    uint64_t gone_us;   /* since when it is missing; 0: it is not */
     struct power_order orders[POWER_ORDERS];
     int n_orders;
 };

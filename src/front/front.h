@@ -23,14 +23,19 @@
 #include "front/kept/kept.h"
 #include "front/request/exchange.h"
 #include "front/served.h"
+#include "front/trace/trace.h"
 
 struct front {
     struct settings settings;
-    struct served *served;     /* [n_served], the models; sorted by name */
-    int n_served;              /* at least 1 */
+    struct served_list models; /* the folder's thread adds to it, and then to n_served */
+    struct served *served;     /* [n_served], the models; at the start sorted by name */
+    _Atomic int n_served;      /* at least 1; it grows (folder.c) */
     struct link **links;       /* [n_links], those of all models */
     struct served **served_of; /* [n_links], their models */
-    int n_links;
+    _Atomic int n_links;       /* is raised before n_served */
+    struct served_source source;
+    pthread_t folder_thread;
+    bool folder_full; /* that thread's: no further model, which was logged */
     int listen_fd;
     int signal_fd;
     int stop_fd;                /* readable once the process stops accepting */
@@ -40,6 +45,7 @@ struct front {
                                  * time */
     _Atomic int n_spare;        /* readers that wait for this semaphore */
     _Atomic int n_surplus;      /* readers that must wait for it after their current request */
+    struct trace *trace;        /* NULL: requests are not traced */
     struct kept *kept;          /* NULL: responses are not stored */
     bool has_admin_key;         /* false: operators' requests are refused */
     struct hash admin_key;      /* the digest of the admin key */
@@ -63,6 +69,15 @@ int reader_start(struct front *f) ERR_CHECKED;
  * a struct front. */
 void reader_step_aside(void *front);
 void reader_step_back(void *front);
+
+/* --- folder.c --- */
+
+/* Start the thread that looks at models_dir; no effect without that setting. ERR_IO (logged). */
+int folder_start(struct front *f) ERR_CHECKED;
+void folder_end(struct front *f); /* waits for the thread */
+
+/* What a model needs of the front; its links are in the list of all, which has room. */
+void folder_show(struct front *f, struct served *m);
 
 /* --- route.c --- */
 

@@ -47,54 +47,35 @@ static int main_open_listen(struct front *f)
     return ERR_OK;
 }
 
-/* The links of all models as one list, for the streamer. */
-static int main_list_links(struct front *f)
+/* The models, and what their parts need of the front. A model of a folder has one link. */
+static int main_open_models(struct front *f)
 {
-    for (int i = 0; i < f->n_served; i++)
-        f->n_links += f->served[i].engines.n;
-    f->links = mem_zalloc_array((size_t)f->n_links + 1, sizeof(struct link *));
-    f->served_of = mem_zalloc_array((size_t)f->n_links + 1, sizeof(struct served *));
-    if (f->links == NULL || f->served_of == NULL)
-        return ERR_NO_MEMORY;
-    f->n_links = 0;
-    for (int i = 0; i < f->n_served; i++) {
-        struct engines *e = &f->served[i].engines;
-
-        for (int k = 0; k < e->n; k++) {
-            f->served_of[f->n_links] = &f->served[i];
-            f->links[f->n_links++] = &e->links[k];
-        }
-    }
-    return ERR_OK;
-}
-
-/* The models, and what their parts need of the front. */
-static int main_open_models(struct front *f, int argc, char **argv)
-{
-    struct served_list list;
-    int rc = served_read(&list, &f->settings, argc, argv, f->handover_fd);
+    int rc = served_read(&f->models, &f->source);
+    size_t n_links;
 
     if (rc != ERR_OK)
         return rc;
-    f->served = list.at;
-    f->n_served = list.n;
-    /* While a reader waits for the compilation of another one, a further reader may work. */
-    for (int i = 0; i < list.n; i++) {
-        list.at[i].compiled.before_wait = reader_step_aside;
-        list.at[i].compiled.after_wait = reader_step_back;
-        list.at[i].compiled.wait_arg = f;
-    }
-    return main_list_links(f);
+    n_links = (size_t)f->models.cap + (size_t)f->models.at[0].engines.n;
+    f->served = f->models.at;
+    f->links = mem_zalloc_array(n_links, sizeof(struct link *));
+    f->served_of = mem_zalloc_array(n_links, sizeof(struct served *));
+    if (f->links == NULL || f->served_of == NULL)
+        return ERR_NO_MEMORY;
+    for (int i = 0; i < f->models.n; i++)
+        folder_show(f, &f->served[i]);
+    return ERR_OK;
 }
 
 /* Everything but threads. The first error ends it; the process then exits, so nothing is undone. */
-static int main_open(struct front *f, int argc, char **argv)
+static int main_open(struct front *f)
 {
     int rc = service_signal_fd(&f->signal_fd);
 
     /* Two counters that wake others: stop_fd all readers, handover_fd the streamer. */
     f->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     f->handover_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    f->source.settings = &f->settings;
+    f->source.handover_fd = f->handover_fd;
     if (rc == ERR_OK && (f->stop_fd == -1 || f->handover_fd == -1 ||
                          pthread_mutex_init(&f->handover_lock, NULL) != 0)) {
         log_error("front: eventfd: %s", strerror(errno));
@@ -103,8 +84,10 @@ static int main_open(struct front *f, int argc, char **argv)
     if (rc == ERR_OK && f->settings.responses_dir[0] != '\0')
         rc = kept_open(&f->kept, f->settings.responses_dir, f->settings.responses_bytes,
                        f->settings.responses_days, f->handover_fd);
+    if (rc == ERR_OK && f->settings.otlp_traces_endpoint[0] != '\0')
+        rc = trace_open(&f->trace, f->settings.otlp_traces_endpoint);
     if (rc == ERR_OK)
-        rc = main_open_models(f, argc, argv);
+        rc = main_open_models(f);
     if (rc == ERR_OK)
         rc = cache_open(f);
     if (rc == ERR_OK && sem_init(&f->reading, 0, (unsigned)f->settings.front_threads) != 0)
@@ -143,13 +126,17 @@ int main(int argc, char **argv)
         return 1;
     if (exit_now)
         return 0;
+    front.source.argc = argc;
+    front.source.argv = argv;
     mem_trim_always(); /* a request of 30 MB may need half a gigabyte for a moment */
     /* Each step runs only if all before it succeeded. */
     rc = log_set_level_text(front.settings.log_level);
     if (rc == ERR_OK)
-        rc = main_open(&front, argc, argv);
+        rc = main_open(&front);
     if (rc == ERR_OK)
         rc = main_start_readers(&front);
+    if (rc == ERR_OK)
+        rc = folder_start(&front);
     if (rc != ERR_OK) {
         log_error("front: cannot start: %s", err_sentence(rc));
         if (rc == ERR_NO_MEMORY || rc == ERR_IO)
@@ -162,6 +149,8 @@ int main(int argc, char **argv)
     else
         log_info("front: ready, model %s", front.served[0].model_name);
     rc = streamer_run(&front);
+    folder_end(&front);
+    trace_close(front.trace);
     kept_close(front.kept);
     if (front.settings.listen[0] != '\0')
         (void)unlink(front.settings.listen);

@@ -14,7 +14,7 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "base/models.h"
+#include "base/must.h"
 #include "ipc/seats.h"
 #include "text/file.h"
 
@@ -209,6 +209,8 @@ bool served_adapts(const struct served *m)
 
 bool served_has_name(const struct served *m, const char *name, size_t len)
 {
+    if (!served_is_here(m))
+        return false;
     for (int i = 0; i < m->names.n; i++) {
         if (strlen(m->names.at[i]) == len && memcmp(m->names.at[i], name, len) == 0)
             return true;
@@ -223,7 +225,7 @@ struct served *served_find(struct served *at, int n, const char *name, size_t le
     for (int i = 0; i < n; i++) {
         if (served_has_name(&at[i], name, len))
             return &at[i];
-        if (at[i].names.any && any == NULL)
+        if (at[i].names.any && any == NULL && served_is_here(&at[i]))
             any = &at[i];
     }
     return any;
@@ -259,15 +261,16 @@ static const char *served_keep(const char *text)
 
 /* The settings of a model of the folder: what its file does not set is the front's, but for its
  * name and its engine's socket. */
-static int served_read_settings(struct served *m, const struct settings *base, int argc,
-                                char **argv, const char *name)
+static int served_read_settings(struct served *m, const struct served_source *from,
+                                const char *name)
 {
+    const struct settings *base = from->settings;
     char path[PATH_MAX];
     const char *socket;
     int rc;
 
     models_file(path, sizeof path, base->models_dir, name);
-    rc = settings_read_over(&m->settings, 'F', argc, argv, path);
+    rc = settings_read_over(&m->settings, 'F', from->argc, from->argv, path);
     if (rc != ERR_OK)
         return rc;
     models_socket(path, sizeof path, base->models_run, name);
@@ -286,15 +289,14 @@ static int served_read_settings(struct served *m, const struct settings *base, i
     return ERR_INVALID;
 }
 
-/* Open a model of the folder, or keep the reason for which it cannot be served. */
-static int served_add(struct served *m, const struct settings *base, int argc, char **argv,
-                      const char *name, int handover_fd)
+/* Open it, or keep the reason for which it cannot be served. */
+static int served_try(struct served *m, const struct served_source *from, const char *name)
 {
-    int rc = served_read_settings(m, base, argc, argv, name);
+    int rc = served_read_settings(m, from, name);
 
     m->on_demand = true;
     if (rc == ERR_OK)
-        rc = served_open(m, handover_fd);
+        rc = served_open(m, from->handover_fd);
     for (int i = 0; i < m->engines.n; i++) {
         m->engines.links[i].patience_ms = 0;
         m->engines.links[i].is_patient = true;
@@ -310,8 +312,8 @@ static int served_add(struct served *m, const struct settings *base, int argc, c
     return rc == ERR_NO_MEMORY ? rc : ERR_OK;
 }
 
-/* Does the model have a name of one before it? One that takes any name has only its own. */
-static int served_check_names(const struct served_list *list, const struct served *m)
+/* Does the model have a name of another one? One that takes any name has only its own. */
+static bool served_is_double(const struct served_list *list, const struct served *m)
 {
     for (int i = 0; i < list->n; i++) {
         for (int k = 0; k < m->names.n; k++) {
@@ -319,26 +321,43 @@ static int served_check_names(const struct served_list *list, const struct serve
 
             if (!served_has_name(&list->at[i], name, strlen(name)))
                 continue;
-            log_error("front: two models have the name %s", name);
-            return ERR_INVALID;
+            log_error("front: model %s is not served: model %s has the name %s, too", m->file_name,
+                      list->at[i].file_name, name);
+            return true;
         }
     }
-    return ERR_OK;
+    return false;
 }
 
-int served_read(struct served_list *out, const struct settings *settings, int argc, char **argv,
-                int handover_fd)
+int served_add(struct served_list *list, const struct served_source *from, const char *name)
 {
+    struct served *m = &list->at[list->n];
+    int rc;
+
+    must(list->n < list->cap);
+    (void)snprintf(m->file_name, sizeof m->file_name, "%s", name);
+    /* Before it is read: a change while that goes on is noticed. */
+    m->file = models_state_of(from->settings->models_dir, name);
+    rc = served_try(m, from, name);
+    if (rc == ERR_OK && served_is_double(list, m))
+        atomic_store(&m->removed, true);
+    return rc;
+}
+
+int served_read(struct served_list *out, const struct served_source *from)
+{
+    const struct settings *settings = from->settings;
     struct models models;
     int rc;
 
     out->n = 0;
     if (settings->models_dir[0] == '\0') {
+        out->cap = 1;
         out->at = mem_zalloc(sizeof *out->at);
         if (out->at == NULL)
             return ERR_NO_MEMORY;
         out->at[out->n++].settings = *settings;
-        return served_open(out->at, handover_fd);
+        return served_open(out->at, from->handover_fd);
     }
     if (settings->models_run[0] == '\0') {
         log_error("front: models_dir needs models_run");
@@ -347,15 +366,13 @@ int served_read(struct served_list *out, const struct settings *settings, int ar
     rc = models_read(&models, settings->models_dir);
     if (rc != ERR_OK)
         return rc;
-    out->at = mem_zalloc_array((size_t)models.n, sizeof *out->at);
+    out->unusable = models.unusable;
+    out->cap = SERVED_MAX;
+    out->at = mem_zalloc_array((size_t)out->cap, sizeof *out->at);
     if (out->at == NULL)
         return ERR_NO_MEMORY;
     for (int i = 0; i < models.n && rc == ERR_OK; i++) {
-        struct served *m = &out->at[i];
-
-        rc = served_add(m, settings, argc, argv, models.names[i], handover_fd);
-        if (rc == ERR_OK)
-            rc = served_check_names(out, m);
+        rc = served_add(out, from, models.names[i]);
         out->n++;
     }
     return rc;
@@ -371,7 +388,7 @@ void served_want_running(struct served *at, int n, const char *run)
         enum seat_state state;
         bool ready = false;
 
-        at[i].wanted = seats != NULL && at[i].engines.n > 0 &&
+        at[i].wanted = seats != NULL && at[i].engines.n > 0 && served_is_here(&at[i]) &&
                        seats_find(seats, at[i].settings.engine_socket, &state, &ready) && ready;
     }
     seats_close(seats);

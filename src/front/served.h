@@ -8,9 +8,11 @@
 #ifndef QUIRE_FRONT_SERVED_H
 #define QUIRE_FRONT_SERVED_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/models.h"
 #include "base/names.h"
 #include "base/pooling.h"
 #include "base/settings.h"
@@ -41,10 +43,14 @@ struct served {
                            * same */
     char fingerprint[48]; /* system_fingerprint: "quire-VERSION-" and 8 digits of build and model */
     struct engines engines;
-    bool on_demand;  /* its engine is started by the first connection: none is made without a
+    bool on_demand;     /* its engine is started by the first connection: none is made without a
                       * request */
-    bool wanted;     /* the streamer's: a connection is to be made, or exists anyway */
-    const char *why; /* it cannot be served, for this reason; NULL: it can */
+    atomic_bool wanted; /* the streamer writes it: a connection is to be made, or exists anyway */
+    const char *why;    /* it cannot be served, for this reason; NULL: it can */
+    char file_name[MODELS_NAME]; /* of several models: the name of its file, without .conf */
+    struct models_file file;     /* the folder's thread: as it was read */
+    int n_missing;               /* the folder's thread: looks that did not find the file */
+    atomic_bool removed;         /* its file is gone: no further request may have it */
     struct compiled_cache compiled;
     struct vocabulary vocabulary;
 };
@@ -55,14 +61,24 @@ void served_want_running(struct served *at, int n, const char *run);
 
 /* The models of a front. */
 struct served_list {
-    struct served *at; /* [n] */
-    int n;
+    struct served *at; /* [cap], the first n are used */
+    int n, cap;
+    uint64_t unusable; /* of models_look() at the start */
 };
+
+/* Models of models_dir that a front can have had, those whose files are gone included. */
+#define SERVED_MAX (4 * MODELS_MAX)
 
 /* The model with this name, which need not end with NUL; NULL: none. */
 struct served *served_find(struct served *at, int n, const char *name, size_t len);
 
-/* Is this exactly one of the model's names? "*" in its list does not count. */
+/* May new requests have the model? Any thread. */
+static inline bool served_is_here(const struct served *m)
+{
+    return !atomic_load_explicit(&m->removed, memory_order_relaxed);
+}
+
+/* Is this exactly one of the model's names, and is it here? "*" in its list does not count. */
 bool served_has_name(const struct served *m, const char *name, size_t len);
 
 /* Do the settings give the model's engines adapters? */
@@ -72,10 +88,23 @@ bool served_adapts(const struct served *m);
  * an empty list, or "*", means all. */
 bool served_is_allowed(const struct served *m, const char *list);
 
+/* What a model is opened with. */
+struct served_source {
+    const struct settings *settings; /* the front's */
+    int argc;
+    char **argv; /* the front's */
+    int handover_fd;
+};
+
 /* Read the models of settings->models_dir, or make the one of the settings. A model of the folder
  * whose settings or folder cannot be used has a reason in `why`, is logged, and does not disturb
- * the others. Two models with the same name are refused. argc, argv: the front's. */
-int served_read(struct served_list *out, const struct settings *settings, int argc, char **argv,
-                int handover_fd) ERR_CHECKED;
+ * the others. */
+int served_read(struct served_list *out, const struct served_source *from) ERR_CHECKED;
+
+/* Open the model NAME of the folder as list->at[list->n], without counting it. One with a name of
+ * another model is logged and `removed`. ERR_NO_MEMORY. Takes as long as its tokenizer: 1 ms to
+ * some seconds. */
+int served_add(struct served_list *list, const struct served_source *from,
+               const char *name) ERR_CHECKED;
 
 #endif

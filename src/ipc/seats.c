@@ -18,7 +18,7 @@
 #include "base/mem.h"
 #include "base/must.h"
 
-#define SEATS_MAGIC UINT64_C(0x3173746165735171) /* and the number of the layout */
+#define SEATS_MAGIC UINT64_C(0x3273746165735171) /* and the number of the layout */
 #define SEATS_FILE  "seats"
 
 struct seats_table {
@@ -62,25 +62,55 @@ static int seats_victim(const struct seat_view *rows, int n, uint64_t now_us)
     return best;
 }
 
-bool seats_decide(const struct seat_view *rows, int n, int own, int max, uint64_t now_us, int *ask)
-{
-    int n_held = 0, n_asked = 0, n_before = 0;
+/* A number of engines and their use. */
+struct seats_sum {
+    int n;
+    uint64_t bytes;
+};
 
-    must(own >= 0 && own < n && max > 0);
+static void seats_add(struct seats_sum *sum, const struct seat_view *row,
+                      const struct seat_room *room)
+{
+    bool known = row->bytes > 0 && row->bytes < room->bytes_max;
+
+    sum->n++;
+    sum->bytes += known ? row->bytes : room->bytes_max;
+}
+
+/* Are these engines within the bounds? */
+static bool seats_fit(const struct seats_sum *sum, const struct seat_room *room)
+{
+    return (room->n_max == 0 || sum->n <= room->n_max) &&
+           (room->bytes_max == 0 || sum->bytes <= room->bytes_max);
+}
+
+/* Does row i wait since before row own? */
+static bool seats_waits_before(const struct seat_view *rows, int i, int own)
+{
+    return rows[i].state == SEAT_WAITING && (rows[i].wanted_us < rows[own].wanted_us ||
+                                             (rows[i].wanted_us == rows[own].wanted_us && i < own));
+}
+
+bool seats_decide(const struct seat_view *rows, int n, int own, const struct seat_room *room,
+                  uint64_t now_us, int *ask)
+{
+    /* The own engine and all before it; the same without those that were asked to sleep. */
+    struct seats_sum now = {0}, soon = {0};
+
+    must(own >= 0 && own < n && (room->n_max > 0 || room->bytes_max > 0));
     *ask = -1;
     for (int i = 0; i < n; i++) {
-        if (!rows[i].alive || i == own)
+        bool holds = rows[i].state == SEAT_HELD;
+
+        if (i != own && (!rows[i].alive || (!holds && !seats_waits_before(rows, i, own))))
             continue;
-        n_held += rows[i].state == SEAT_HELD;
-        n_asked += rows[i].state == SEAT_HELD && rows[i].asked;
-        n_before += rows[i].state == SEAT_WAITING &&
-                    (rows[i].wanted_us < rows[own].wanted_us ||
-                     (rows[i].wanted_us == rows[own].wanted_us && i < own));
+        seats_add(&now, &rows[i], room);
+        if (i == own || !holds || !rows[i].asked)
+            seats_add(&soon, &rows[i], room);
     }
-    if (n_held + n_before < max)
+    if (seats_fit(&now, room))
         return true;
-    /* Those that were asked make room for as many. */
-    if (n_held - n_asked + n_before >= max)
+    if (!seats_fit(&soon, room))
         *ask = seats_victim(rows, n, now_us);
     return false;
 }
@@ -131,27 +161,37 @@ static void seats_look(const struct seats *s, struct seat_view *rows)
             .used_us = atomic_load(&row->used_us),
             .since_us = atomic_load(&row->since_us),
             .wanted_us = atomic_load(&row->wanted_us),
+            .bytes = atomic_load(&row->bytes),
         };
     }
 }
 
 /* A row for a socket: its earlier one, or any that no process has. The table is locked. */
-static int seats_claim(struct seats *s, const char *socket)
+static int seats_claim(struct seats *s, const char *socket, uint64_t settings)
 {
     struct seat *rows = s->table->rows;
+    uint64_t bytes = 0;
     int place = -1;
 
     for (int i = 0; i < SEATS_MAX; i++) {
         bool is_own = strncmp(rows[i].socket, socket, SEATS_PATH) == 0;
 
-        if ((is_own || place == -1) && !seats_is_alive(s->fd, i))
+        /* Rows of engines that have ended are taken last: they keep what those have told. */
+        bool is_better =
+            is_own || place == -1 || (rows[i].socket[0] == '\0' && rows[place].socket[0] != '\0');
+
+        if (is_better && !seats_is_alive(s->fd, i))
             place = i;
         if (is_own && place == i)
             break;
     }
     if (place == -1 || !seats_lock(s->fd, place, F_WRLCK, false))
         return ERR_IN_USE;
+    if (strncmp(rows[place].socket, socket, SEATS_PATH) == 0 && rows[place].settings == settings)
+        bytes = atomic_load(&rows[place].bytes);
     memset(&rows[place], 0, sizeof rows[place]);
+    rows[place].settings = settings;
+    atomic_store(&rows[place].bytes, bytes);
     (void)snprintf(rows[place].socket, SEATS_PATH, "%s", socket);
     s->own = place;
     return ERR_OK;
@@ -173,7 +213,11 @@ static int seats_map(struct seats *s, const char *path, bool writes)
             ftruncate(s->fd, (off_t)sizeof *s->table) == -1)
             return ERR_IO;
     }
-    if (fstat(s->fd, &st) == -1 || st.st_size != (off_t)sizeof *s->table)
+    if (fstat(s->fd, &st) == -1)
+        return ERR_IO;
+    if (st.st_size == 0)
+        return ERR_NOT_FOUND;
+    if (st.st_size != (off_t)sizeof *s->table)
         return ERR_VERSION;
     memory = mmap(NULL, sizeof *s->table, writes ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED,
                   s->fd, 0);
@@ -185,8 +229,14 @@ static int seats_map(struct seats *s, const char *path, bool writes)
     return atomic_load(&s->table->magic) == SEATS_MAGIC ? ERR_OK : ERR_VERSION;
 }
 
+static void seats_path(char *path, size_t cap, const char *folder)
+{
+    (void)snprintf(path, cap, "%s/" SEATS_FILE, folder);
+}
+
 /* Open for an engine (socket) or an observer (NULL). */
-static int seats_open_as(struct seats **out, const char *folder, const char *socket)
+static int seats_open_as(struct seats **out, const char *folder, const char *socket,
+                         uint64_t settings)
 {
     struct seats *s = mem_zalloc(sizeof *s);
     char path[4096];
@@ -196,10 +246,10 @@ static int seats_open_as(struct seats **out, const char *folder, const char *soc
         return ERR_NO_MEMORY;
     s->fd = -1;
     s->own = -1;
-    (void)snprintf(path, sizeof path, "%s/" SEATS_FILE, folder);
+    seats_path(path, sizeof path, folder);
     rc = seats_map(s, path, socket != NULL);
     if (rc == ERR_OK && socket != NULL)
-        rc = seats_claim(s, socket);
+        rc = seats_claim(s, socket, settings);
     if (s->fd != -1 && socket != NULL)
         seats_leave(s);
     if (rc != ERR_OK) {
@@ -212,14 +262,35 @@ static int seats_open_as(struct seats **out, const char *folder, const char *soc
     return ERR_OK;
 }
 
-int seats_open(struct seats **out, const char *folder, const char *socket)
+int seats_open(struct seats **out, const char *folder, const char *socket, uint64_t settings)
 {
-    return seats_open_as(out, folder, socket);
+    return seats_open_as(out, folder, socket, settings);
+}
+
+int seats_mark(const char *folder)
+{
+    char path[4096];
+    int fd;
+
+    seats_path(path, sizeof path, folder);
+    fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0640);
+    if (fd == -1)
+        return ERR_IO;
+    (void)close(fd);
+    return ERR_OK;
+}
+
+bool seats_are_marked(const char *folder)
+{
+    char path[4096];
+
+    seats_path(path, sizeof path, folder);
+    return access(path, F_OK) == 0;
 }
 
 int seats_observe(struct seats **out, const char *folder)
 {
-    return seats_open_as(out, folder, NULL);
+    return seats_open_as(out, folder, NULL, 0);
 }
 
 /* The locks go with the descriptor. */
@@ -253,7 +324,7 @@ static void seats_want(struct seats *s, uint64_t now_us)
     atomic_store(&own->state, SEAT_WAITING);
 }
 
-int seats_take(struct seats *s, int max, uint64_t now_us)
+int seats_take(struct seats *s, const struct seat_room *room, uint64_t now_us)
 {
     struct seat *own = seats_own(s);
     struct seat_view rows[SEATS_MAX];
@@ -264,9 +335,9 @@ int seats_take(struct seats *s, int max, uint64_t now_us)
         return ERR_OK;
     seats_enter(s);
     seats_want(s, now_us);
-    if (max > 0) {
+    if (room->n_max > 0 || room->bytes_max > 0) {
         seats_look(s, rows);
-        takes = seats_decide(rows, SEATS_MAX, s->own, max, now_us, &ask);
+        takes = seats_decide(rows, SEATS_MAX, s->own, room, now_us, &ask);
     }
     if (takes) {
         atomic_store(&own->asked, 0);
@@ -284,17 +355,28 @@ int seats_take(struct seats *s, int max, uint64_t now_us)
 void seats_press(struct seats *s, uint64_t now_us)
 {
     struct seat_view rows[SEATS_MAX];
-    int n_held = 0, ask = -1;
+    struct seat_room room = {0};
+    int ask = -1;
 
     seats_enter(s);
     atomic_store(&seats_own(s)->asked, 0);
     seats_want(s, now_us);
     seats_look(s, rows);
     for (int i = 0; i < SEATS_MAX; i++)
-        n_held += i != s->own && rows[i].alive && rows[i].state == SEAT_HELD;
-    if (n_held > 0 && !seats_decide(rows, SEATS_MAX, s->own, n_held, now_us, &ask) && ask >= 0)
+        room.n_max += i != s->own && rows[i].alive && rows[i].state == SEAT_HELD;
+    if (room.n_max > 0 && !seats_decide(rows, SEATS_MAX, s->own, &room, now_us, &ask) && ask >= 0)
         atomic_store(&s->table->rows[ask].asked, 1);
     seats_leave(s);
+}
+
+void seats_tell(struct seats *s, uint64_t bytes)
+{
+    atomic_store(&seats_own(s)->bytes, bytes);
+}
+
+uint64_t seats_told(const struct seats *s)
+{
+    return atomic_load(&seats_own(s)->bytes);
 }
 
 void seats_give(struct seats *s, enum seat_state state)
@@ -319,6 +401,11 @@ void seats_refuse(struct seats *s)
 void seats_ready(struct seats *s)
 {
     atomic_store(&seats_own(s)->ready, 1);
+}
+
+void seats_unready(struct seats *s)
+{
+    atomic_store(&seats_own(s)->ready, 0);
 }
 
 void seats_note(struct seats *s, uint32_t n_reqs, uint64_t used_us)

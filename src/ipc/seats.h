@@ -3,9 +3,13 @@
  * Seats: which of several engines of a machine may be awake.
  *
  * Engines of different models share the device's memory. A seat is the right to use it; models_max
- * is their number. The engines keep one table, a file that all of them map: a row per engine. An
- * engine that wants a seat while none is free asks the engine that was used least recently to fall
- * asleep, and waits until it has done so. seats_decide() is that policy; the rest is the table.
+ * is their number, models_memory what all that are taken may use. The engines keep one table, a
+ * file that all of them map: a row per engine. An engine that wants a seat while none is free asks
+ * the engine that was used least recently to fall asleep, and waits until it has done so.
+ * seats_decide() is that policy; the rest is the table.
+ *
+ * An engine tells its use when it has loaded its model. Before that it counts as much as all may
+ * use, so that no load can exceed the bound; the table keeps the use for its next process.
  *
  * Any process may die at any instruction: an engine locks a byte of the file for its row, and the
  * kernel releases the lock with the process. A row that is not locked holds no seat. Decisions are
@@ -42,6 +46,8 @@ struct seat {
     _Atomic uint64_t used_us;   /* clock_us() when a request ended last, or its seat was taken */
     _Atomic uint64_t since_us;  /* clock_us() when it took its seat */
     _Atomic uint64_t wanted_us; /* clock_us() since when it waits */
+    _Atomic uint64_t bytes;     /* it takes so much while it is awake; 0: not known yet */
+    uint64_t settings;          /* a digest of those that `bytes` belongs to */
 };
 
 /* A copy of a row, for the policy. */
@@ -50,29 +56,47 @@ struct seat_view {
     enum seat_state state;
     bool asked;
     uint32_t n_reqs;
-    uint64_t used_us, since_us, wanted_us;
+    uint64_t used_us, since_us, wanted_us, bytes;
 };
 
-/* May the engine of row `own`, which waits, take a seat? max: seats in all. If not, *ask is the row
- * of the engine to ask to fall asleep, or -1: none now. Seats are given in the order of waiting.
- * Among the engines to ask, those without requests come first, the least recently used before
- * others; one with requests is asked after SEATS_SLICE_US, the longest awake first. No engine is
- * asked beyond the number of those that wait. */
-bool seats_decide(const struct seat_view *rows, int n, int own, int max, uint64_t now_us, int *ask);
+/* What engines that are awake may be and use in all; 0: no bound. */
+struct seat_room {
+    int n_max;
+    uint64_t bytes_max;
+};
+
+/* May the engine of row `own`, which waits, take a seat? One of room's bounds is set. If not, *ask
+ * is the row of the engine to ask to fall asleep, or -1: none now. Seats are given in the order of
+ * waiting. Among the engines to ask, those without requests come first, the least recently used
+ * before others; one with requests is asked after SEATS_SLICE_US, the longest awake first. No
+ * engine is asked beyond those that make room for the ones that wait. */
+bool seats_decide(const struct seat_view *rows, int n, int own, const struct seat_room *room,
+                  uint64_t now_us, int *ask);
 
 struct seats; /* one process's view of the table */
 
-/* Open the table in a folder and take a row for the engine with this socket. ERR_IN_USE: there are
- * SEATS_MAX engines; ERR_IO, ERR_VERSION, ERR_NO_MEMORY (logged). */
-int seats_open(struct seats **out, const char *folder, const char *socket) ERR_CHECKED;
+/* Open the table in a folder and take a row for the engine with this socket. settings: a digest;
+ * what an engine with the same ones has told is still known. ERR_IN_USE: there are SEATS_MAX
+ * engines; ERR_IO, ERR_VERSION, ERR_NO_MEMORY (logged). */
+int seats_open(struct seats **out, const char *folder, const char *socket,
+               uint64_t settings) ERR_CHECKED;
+
+/* Make an empty table in a folder, before any engine runs: it says that the folder's sockets start
+ * engines. ERR_IO (errno is set). */
+int seats_mark(const char *folder) ERR_CHECKED;
+/* Is there a table, an empty one included? */
+bool seats_are_marked(const char *folder);
 
 /* Map the table read-only, without a row. ERR_NOT_FOUND: there is none yet. */
 int seats_observe(struct seats **out, const char *folder) ERR_CHECKED;
 
 void seats_close(struct seats *s); /* accepts NULL */
 
-/* Own row. Take a seat, or ask for one; max 0: any number. ERR_AGAIN: call again soon. */
-int seats_take(struct seats *s, int max, uint64_t now_us) ERR_CHECKED;
+/* Own row. Take a seat, or ask for one. ERR_AGAIN: call again soon. */
+int seats_take(struct seats *s, const struct seat_room *room, uint64_t now_us) ERR_CHECKED;
+/* What the engine takes while it is awake; 0: it is not known any more. */
+void seats_tell(struct seats *s, uint64_t bytes);
+uint64_t seats_told(const struct seats *s);
 /* The device has no memory for this engine, although it has a seat: give the seat back and ask the
  * engine that the policy chooses. */
 void seats_press(struct seats *s, uint64_t now_us);
@@ -80,6 +104,7 @@ void seats_give(struct seats *s, enum seat_state state); /* SEAT_ASLEEP or SEAT_
 bool seats_asked(const struct seats *s);
 void seats_refuse(struct seats *s); /* it was asked, and cannot sleep */
 void seats_ready(struct seats *s);
+void seats_unready(struct seats *s); /* it is about to end */
 /* Once per pass: the requests, and when one ended last. */
 void seats_note(struct seats *s, uint32_t n_reqs, uint64_t used_us);
 

@@ -89,6 +89,9 @@ enum wire_refusal {
     WIRE_REFUSALS          /* array length; element [WIRE_NOT_REFUSED] is unused */
 };
 
+/* What has become of the spans of traces. */
+enum wire_spans { WIRE_SPANS_SENT, WIRE_SPANS_DROPPED, WIRE_SPANS };
+
 enum wire_kind {
     WIRE_ADMITTED = 1, /* value: prompt tokens found in the prefix cache; always first */
     WIRE_TOKEN = 2,    /* value: token id; finish is WIRE_FIN_STOP for a token that ends the text */
@@ -209,6 +212,7 @@ struct wire_lane {
 
     alignas(WIRE_LINE) _Atomic uint32_t refused[WIRE_REFUSALS]; /* [W: front] refused by the front
                                                                  * itself, since its start */
+    _Atomic uint32_t spans[WIRE_SPANS];                         /* [W: front] enum wire_spans */
 
     /* Written by both sides with an atomic exchange: the sleeper sets 1, the waker sets 0. Each
      * lane has its own pair, so a front that misuses them delays only itself. */

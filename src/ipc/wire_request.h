@@ -50,6 +50,7 @@ enum wire_pooling {
     WIRE_POOL_NONE = 0, /* tokens are generated */
     WIRE_POOL_LAST = 1, /* the last token's */
     WIRE_POOL_MEAN = 2, /* the mean over all tokens */
+    WIRE_POOL_EACH = 3, /* every token's: those before the last one as WIRE_PROMPT_ROW records */
 };
 
 /* The parameters of one generation. */
@@ -108,8 +109,9 @@ struct wire_cache {
     uint32_t action; /* enum wire_cache_action */
 };
 
-/* Release the device memory, or take it again. WIRE_FINISHED comes when that is done. */
-enum wire_power_action { WIRE_SLEEP = 0, WIRE_WAKE = 1 };
+/* Release the device memory, or take it again: WIRE_FINISHED comes when that is done. Or end the
+ * process: then the connection closes, and WIRE_FINISHED comes for an error only. */
+enum wire_power_action { WIRE_SLEEP = 0, WIRE_WAKE = 1, WIRE_END = 2 };
 
 struct wire_power {
     uint32_t action; /* enum wire_power_action */

@@ -20,6 +20,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/must.h"
+#include "base/pooling.h"
 #include "device/pool.h"
 #include "model/forward.h"
 #include "model/model_parts.h"
@@ -193,6 +194,10 @@ static int model_choose_shape(struct model *m, const struct model_options *o)
         shape->max_num_batched_tokens = 1024;
     if (o->max_num_batched_tokens > 0)
         shape->max_num_batched_tokens = o->max_num_batched_tokens;
+    /* Each token of a text whose rows are averaged needs a row of the step. On a GPU the step would
+     * need too much memory for logits. */
+    if (!gpu && o->pooling != NULL && o->pooling->type == POOLING_MEAN)
+        shape->max_num_seqs = shape->max_num_batched_tokens;
     /* A default is lowered to fit a number that was asked for; two numbers that were both asked for
      * must agree, or the message below reports it. */
     if (o->max_num_seqs > 0)

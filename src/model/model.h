@@ -54,7 +54,8 @@ struct model_options {
     const int *taps;            /* int [n_taps], as struct eagle_config has them */
     double gpu_memory_utilization;
     size_t cpu_kv_bytes;
-    bool sleeps; /* allocate memory in such a way that model_sleep() can give it back */
+    size_t bytes_max; /* that the model may take on its devices; 0: as much as there is */
+    bool sleeps;      /* allocate memory in such a way that model_sleep() can give it back */
     const struct pooling *pooling; /* how it pools, its tokens looked up; NULL: it generates */
     int n_adapters;                /* slots of adapters (model_adapter_place()); 0: none */
     int adapter_rank;              /* the highest of any, 1 .. ADAPTER_RANK_MAX */
@@ -103,7 +104,8 @@ struct model_shape {
  * activations, workspace) at the end. Blocks for the whole load.
  *
  * Returns ERR_OK; ERR_NOT_FOUND, ERR_SYNTAX, ERR_INVALID, ERR_CORRUPT or ERR_UNSUPPORTED for a
- * folder that is missing, damaged or of an unknown kind; ERR_NO_MEMORY; ERR_GPU. All are
+ * folder that is missing, damaged or of an unknown kind; ERR_NO_MEMORY; ERR_LIMIT: it needs more
+ * than bytes_max; ERR_GPU. All are
  * logged with the file and the reason. */
 int model_open(struct model **out, const struct model_options *options) ERR_CHECKED;
 void model_close(struct model *m); /* NULL is fine */
@@ -215,6 +217,9 @@ bool model_input_of(const struct model *m, const char *tensor, int layer, enum m
 /* The unmodified logits of a row of the step that began last and has not been sampled: float32
  * [n_vocab]. Waits for the device; copies 0.5 MB for a vocabulary of 128k. */
 int model_row_logits(struct model *m, int row, float *logits) ERR_CHECKED;
+
+/* The same of n rows from `first` on: float [n][n_vocab], in one copy. */
+int model_rows_logits(struct model *m, int first, int n, float *logits) ERR_CHECKED;
 
 /* Logits of the last step's rows before penalties, float32 [n_rows][n_vocab]; for tests. */
 int model_logits(struct model *m, float *logits) ERR_CHECKED;

@@ -72,16 +72,40 @@ static const char *model_pages_setting(const struct model *m, const struct model
     return "cpu_kv_bytes";
 }
 
+/* Lower *n to the pages for which models_memory has room beside weights and work areas.
+ * ERR_LIMIT (logged): it has none for as many as were asked for, or for any. */
+static int model_bound_pages(const struct model *m, const struct model_options *o, size_t *n)
+{
+    size_t taken = ranks_allocated_bytes(&m->ranks), room;
+
+    if (o->bytes_max == 0)
+        return ERR_OK;
+    room = taken < o->bytes_max ? o->bytes_max - taken : 0;
+    room /= m->shape.page_bytes + o->beside_bytes;
+    if (room >= *n)
+        return ERR_OK;
+    if (room > 0 && o->num_pages == 0) {
+        *n = room;
+        return ERR_OK;
+    }
+    log_error("model: weights and work areas take %zu bytes and a page %zu: models_memory leaves "
+              "%zu for this model; raise it",
+              taken, m->shape.page_bytes + o->beside_bytes, o->bytes_max);
+    return ERR_LIMIT;
+}
+
 int model_choose_pages(struct model *m, const struct model_options *o)
 {
     struct model_shape *shape = &m->shape;
     size_t n = 0;
     int rc = model_pages_that_fit(m, o, &n), len;
 
+    if (rc == ERR_OK && o->num_pages > 0)
+        n = (size_t)o->num_pages;
+    if (rc == ERR_OK)
+        rc = model_bound_pages(m, o, &n);
     if (rc != ERR_OK)
         return rc;
-    if (o->num_pages > 0)
-        n = (size_t)o->num_pages;
     if (n > PAGES_MAX)
         n = PAGES_MAX;
     len = cache_tokens(&m->cache, (int)n, shape->max_model_len);

@@ -568,6 +568,12 @@ int model_row_logits(struct model *m, int row, float *logits)
     return model_copy_logits(m, row, 1, logits);
 }
 
+int model_rows_logits(struct model *m, int first, int n, float *logits)
+{
+    must(!m->is_sampled && first >= 0 && n >= 1 && first + n <= model_step_before(m, 1)->n_rows);
+    return model_copy_logits(m, first, n, logits);
+}
+
 /* --- node 1 ------------------------------------------------------------------------------ */
 
 bool model_is_lost(const struct model *m)

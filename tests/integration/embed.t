@@ -146,7 +146,7 @@ with tap.section("vectors of the last token"), serve(engine=["--lane-slots", "64
             ("use_activation", EMBED, {"input": "a", "use_activation": "maybe"}, 400, "use_activation"),
             ("no messages", EMBED, {"messages": []}, 400, "messages"),
             ("classes", "/classify", {"input": "a"}, 400, "model"),
-            ("a task", "/pooling", {"input": "a", "task": "token_embed"}, 400, "task"),
+            ("a task", "/pooling", {"input": "a", "task": "token_classify"}, 400, "task"),
             ("no documents", "/rerank", {"query": "a", "documents": []}, 400, "documents"),
             ("a document", "/rerank", {"query": "a", "documents": [7]}, 400, "documents"),
             ("no query", "/rerank", {"documents": ["a"]}, 400, "query"),
@@ -206,6 +206,36 @@ with tap.section("the mean"), serve({"pooling_type": "MEAN"}, engine=["--max-num
     tap.eq(crowd(12, lambda i: embed(s, TEXTS[i % 4])[0]), vectors(first) * 3, "in a crowd")
     got = crowd(5, lambda i: s.engine.kill(signal.SIGKILL) if i == 4 else embed(s, TEXTS[3])[0])
     tap.eq(got[:4], vectors(first)[3:] * 4, "over a kill of the engine")
+    count_cpu(s)
+
+def each(s, texts, task="token_embed", **fields):
+    r = s.post("/pooling", dict({"input": texts, "task": task}, **fields))
+    assert r.status == 200, r.text
+    return [d["data"] for d in r.json["data"]]
+
+
+with tap.section("a vector of each token"), serve({"pooling_type": "MEAN"}) as s:
+    ids = [s.post("/tokenize", {"prompt": t}).json["tokens"] for t in TEXTS]
+    raw = each(s, TEXTS, use_activation=False)
+    tap.eq([len(rows) for rows in raw], [len(i) for i in ids], "as many rows as tokens")
+    means = [[sum(column) / len(rows) for column in zip(*rows)] for rows in raw]
+    want = [d["data"] for d in s.post("/pooling", {"input": TEXTS, "use_activation": False}).json["data"]]
+    near("their mean is the model's answer", means, want)
+    unit = each(s, TEXTS)
+    tap.ok(all(abs(sum(x * x for x in row) - 1) < 1e-5 for rows in unit for row in rows), "of length 1")
+    tap.eq(each(s, ids), unit, "of ids")
+    coded = each(s, TEXTS, encoding_format="base64")
+    tap.eq([floats(c) for c in coded], [singles([x for row in rows for x in row]) for rows in unit],
+           "base64: one behind the other")
+    prefix = each(s, [ids[3][:20]], use_activation=False)[0]
+    tap.ok(max(worst(a, b) for a, b in zip(prefix, raw[3])) < 1e-5, "a token's row depends on those before it alone")
+    tap.eq(each(s, TEXTS[3], truncate_prompt_tokens=7, use_activation=False)[0][:6], raw[3][:6], "truncated")
+    got = crowd(5, lambda i: s.engine.kill(signal.SIGKILL) if i == 4 else each(s, TEXTS[3])[0])
+    tap.eq(got[:4], [unit[3]] * 4, "over a kill of the engine")
+    r = s.post("/pooling", {"input": [[5] * 300] * 28, "task": "token_embed"})
+    tap.ok(r.status == 400 and r.error["param"] == "input" and "8192" in r.error["message"],
+           "8,400 tokens are too many", r.text[:300])
+    tap.eq(s.post(EMBED, {"input": "a", "task": "token_embed"}).status, 200, "/v1/embeddings knows no task")
     count_cpu(s)
 
 with tap.section("the first token"), serve({"pooling_type": "CLS", "use_activation": True},
@@ -296,6 +326,10 @@ with tap.section("three labels"), Stack(n_fronts=1, model=converted, engine=["--
     tap.ok(abs(sum(probs) - 1) < 1e-6 and probs[0] == probs[2] and r.json["data"][0]["num_classes"] == 3 and
            abs(probs[1] / (probs[0] + probs[1]) - GOLDEN["scores"][0]) < 1e-4, "of tokens: their probabilities", probs)
     tap.ok(r.json["data"][0]["label"] is None, "the best has no name")
+    rows = each(s, [TEXTS[0] + TEXTS[1]], "token_classify")[0]
+    tap.ok(rows[-1] == probs and all(len(row) == 3 and abs(sum(row) - 1) < 1e-5 for row in rows) and
+           len(rows) == len(s.post("/tokenize", {"prompt": TEXTS[0] + TEXTS[1]}).json["tokens"]),
+           "token_classify: those of each token", rows[-1])
     raw = s.post("/classify", {"input": TEXTS[0] + TEXTS[1], "use_activation": False}).json["data"][0]["probs"]
     tap.ok(abs(2.718281828 ** (raw[1] - raw[0]) - probs[1] / probs[0]) < 1e-2, "or their logits", raw)
     tap.eq(s.post("/score", {"text_1": "a", "text_2": "b"}).error["param"], "model", "they are no score")

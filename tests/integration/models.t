@@ -14,6 +14,7 @@ import re
 import resource
 import shutil
 import signal
+import struct
 import subprocess
 import tempfile
 import threading
@@ -58,13 +59,13 @@ class Served:
 
     n = 0
 
-    def __init__(self, *args, key=None):
+    def __init__(self, *args, key=None, settings=None):
         Served.n += 1
         self.key = key
         self.uds = os.path.join(work, "%d.sock" % Served.n)
         self.log = os.path.join(work, "%d.log" % Served.n)
         with open(self.log, "w") as err:
-            self.proc = subprocess.Popen([QUIRE, "serve", *args, *SETTINGS, "--uds", self.uds],
+            self.proc = subprocess.Popen([QUIRE, "serve", *args, *(settings or SETTINGS), "--uds", self.uds],
                                          stdout=subprocess.PIPE, stderr=err, env=env, text=True,
                                          stdin=subprocess.DEVNULL)
         self.ready = self.proc.stdout.readline()
@@ -111,7 +112,8 @@ class Served:
             c.request("POST", "/v1/completions", json.dumps({
                 "model": name, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0,
                 "ignore_eos": True, "return_token_ids": True, "stream": True}),
-                {"Content-Type": "application/json", "Authorization": "Bearer " + self.key})
+                {"Content-Type": "application/json",
+                 "Authorization": "Bearer %s" % (self.key or "none")})
             for line in c.getresponse():
                 if line.startswith(b"data: {"):
                     event = json.loads(line[6:])
@@ -122,15 +124,24 @@ class Served:
         return {m["id"]: m.get("state")
                 for m in self.ask("GET", "/v1/models", key=key)[1]["data"]}
 
+    def children(self):
+        with open("/proc/%d/task/%d/children" % (self.proc.pid, self.proc.pid)) as f:
+            for pid in f.read().split():
+                with contextlib.suppress(OSError), open("/proc/%s/cmdline" % pid) as line:
+                    yield int(pid), line.read()
+
+    def fronts(self):
+        return [pid for pid, line in self.children() if "quire-front" in line]
+
+    def both(self, good):
+        """nginx asks the two fronts in turn: is it so at both?"""
+        return all(good() for _ in range(4))
+
     def engine(self, name):
         """The process of a model's engine."""
-        with open("/proc/%d/task/%d/children" % (self.proc.pid, self.proc.pid)) as f:
-            pids = f.read().split()
-        for pid in pids:
-            with contextlib.suppress(OSError), open("/proc/%s/cmdline" % pid) as f:
-                line = f.read()
-                if "quire-engine" in line and "/%s.sock" % name in line:
-                    return int(pid)
+        for pid, line in self.children():
+            if "quire-engine" in line and "/%s.sock" % name in line:
+                return pid
         return None
 
 
@@ -181,12 +192,35 @@ with Served("--models-dir", conf, "--models-max", str(SEATS), "--api-key", "all"
            ["stopped"] * 6 + ["failed"] * 2,
            "no engine runs, and two models cannot be read")
     tap.eq(s.ask("GET", "/health")[0], 200, "healthy")
+    private = re.search(r"logs and sockets are in (\S+);", s.said()).group(1)
+
+    def top(name):
+        p = subprocess.run([QUIRE, "top", "--once", "--engine-socket",
+                            os.path.join(private, "models", name + ".sock")], capture_output=True, text=True,
+                           timeout=20)
+        return p.returncode, p.stdout + p.stderr
+
+    def wanted(name):
+        text = s.ask("GET", "/metrics")[1]
+        return [int(re.search(r'%s\{model_name="%s",engine="0"\} (\d)' % (metric, name), text).group(1))
+                for metric in ("quire:engine_up", "quire:engine_wanted")]
+
+    status, text = top("phi3")
+    tap.ok(status == 0 and "does not run" in text, "quire top of a stopped engine", text)
+    time.sleep(0.5)
+    tap.eq((s.states()["phi3"], s.engine("phi3")), ("stopped", None), "does not start it")
+    tap.eq(wanted("phi3"), [0, 0], "the engine is not up, and nobody wants it: no alert")
 
     tap.section("the first request starts an engine")
     t = time.monotonic()
     tap.eq(ids(s.complete("phi3", prompts["phi3"][1], 24)), alone["phi3", 1], "the text")
     tap.note("started and answered in %.2f s" % (time.monotonic() - t))
     tap.ok(until(lambda: s.states()["phi3"] == "awake"), "awake")
+    tap.ok(until(lambda: wanted("phi3") == [1, 1]), "its metrics say so")
+    status, text = top("phi3")
+    tap.ok(status == 0 and "running" in text and "does not run" not in text, "quire top shows it", text)
+    status, text = top("olmo2")
+    tap.ok("does not run" in text and s.engine("olmo2") is None, "another is not started by it", text)
     tap.eq(ids(s.complete("stone", prompts["granite"][1], 24)), alone["granite", 1], "an alias")
 
     tap.section("names and keys")
@@ -316,9 +350,37 @@ with Served("--models-dir", conf, "--models-max", str(SEATS), "--api-key", "all"
     tap.eq((status, (body or {}).get("state")), (200, "awake"), "load")
     tap.ok(until(lambda: s.states()["olmo2"] == "awake"), "it is awake")
     status, body, _ = s.ask("POST", "/v1/models/unload", {"model": "olmo2"}, "operator-0123456789")
-    tap.eq((status, (body or {}).get("state")), (200, "asleep"), "unload")
-    tap.ok(until(lambda: s.states()["olmo2"] == "asleep"), "it sleeps")
-    tap.eq(s.ask("POST", "/v1/models/unload", {"model": "olmo2"}, "operator-0123456789")[0], 200, "again")
+    tap.eq((status, (body or {}).get("state")), (200, "stopped"), "unload")
+    tap.ok(until(lambda: s.engine("olmo2") is None), "its process has ended")
+    tap.eq(s.states()["olmo2"], "stopped", "it is stopped")
+    tap.eq(s.ask("POST", "/v1/models/unload", {"model": "olmo2"}, "operator-0123456789")[1],
+           {"model": "olmo2", "state": "stopped"}, "again: no process is started for it")
+    tap.eq(s.engine("olmo2"), None, "none was")
+    tap.eq(ids(s.complete("olmo2", prompts["olmo2"][2], 24)), alone["olmo2", 2],
+           "the next request starts it")
+    status, body, _ = s.ask("POST", "/sleep?model=olmo2", {}, "operator-0123456789")
+    tap.eq((status, (body or {}).get("state")), (200, "asleep"), "a sleep is another thing")
+    pid = s.engine("olmo2")
+    tap.ok(pid is not None, "its process stays")
+    status, body, _ = s.ask("POST", "/v1/models/unload", {"model": "olmo2"}, "operator-0123456789")
+    tap.eq((status, (body or {}).get("state")), (200, "stopped"), "one that sleeps ends, too")
+    long = s.stream("phi3", prompts["phi3"][0], 300)
+    got = next(long)["choices"][0]["token_ids"]
+    tap.eq(s.ask("POST", "/v1/models/unload", {"model": "phi3"}, "operator-0123456789")[0], 409,
+           "not while a request runs")
+    for event in long:
+        got += event["choices"][0].get("token_ids") or []
+    tap.eq(got, alone["phi3", 0], "which is whole")
+    before = s.said().count("an operator unloads the model")
+    jobs = [(NAMES[k % 3], 1 + k % 4, 24) for k in range(60)]
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        done = pool.map(one, jobs)
+        codes = [s.ask("POST", "/v1/models/unload", {"model": NAMES[k % 3]},
+                       "operator-0123456789")[0] for k in range(30)]
+        list(done)
+    tap.ok(set(codes) <= {200, 409, 503}, "unloaded while requests come", str(codes))
+    tap.eq(wrong[:2], [], "no request is lost")
+    tap.note("%d of 30 ended an engine" % (s.said().count("an operator unloads the model") - before))
     tap.eq(s.ask("POST", "/v1/models/load", {"model": "olmo2"}, "all")[0], 401,
            "not with a client's key")
 
@@ -401,6 +463,157 @@ with Served(folders["phi3"], folders["olmo2"], "--models-max", "1") as s:
     tap.eq([ids(s.complete(n, prompts[n][1], 24)) for n in ("phi3", "olmo2", "phi3")],
            [alone["phi3", 1], alone["olmo2", 1], alone["phi3", 1]], "they take turns")
 tap.eq(s.proc.returncode, 0, "it ends in good order, too")
+
+tap.section("files that come and go")
+come = os.path.join(work, "come")
+os.makedirs(come)
+
+
+def put(name, text):
+    """Write a model's file as careful programs do it: at once."""
+    with open(os.path.join(come, "." + name), "w") as f:
+        f.write(text)
+    os.rename(os.path.join(come, "." + name), os.path.join(come, name))
+
+
+put("phi3.conf", "model = %s\n" % folders["phi3"])
+put("olmo2.conf", "model = %s\n" % folders["olmo2"])
+with Served("--models-dir", come, "--models-max", "2") as s:
+    fronts = s.fronts()
+    tap.eq(sorted(s.states()), ["olmo2", "phi3"], "two models")
+    tap.eq(s.complete("cohere", [5], 1)[0], 404, "no third one")
+    stop, lost, n_others = threading.Event(), [], 0
+
+    def others():
+        global n_others
+        while not stop.is_set():
+            got = ids(s.complete("phi3", prompts["phi3"][1], 24))
+            n_others += 1
+            if got != alone["phi3", 1]:
+                lost.append(got)
+
+    thread = threading.Thread(target=others)
+    thread.start()
+    t = time.monotonic()
+    put("cohere.conf", "model = %s\n" % folders["cohere"])
+    tap.ok(until(lambda: s.both(lambda: s.complete("cohere", [5], 1)[0] == 200)), "a new file")
+    tap.note("served after %.1f s" % (time.monotonic() - t))
+    tap.eq(ids(s.complete("cohere", prompts["cohere"][1], 24)), alone["cohere", 1], "its text")
+    tap.eq(s.states()["cohere"], "awake", "it is in the list")
+    tap.eq(s.ask("GET", "/health")[1]["models"], 3, "and counted")
+    put("bad.conf", "model = %s\nmax_choices = many\n" % folders["granite"])
+    put("two words.conf", "model = %s\n" % folders["granite"])
+    put("double.conf", "model = %s\nserved_model_name = cohere\n" % folders["granite"])
+    tap.ok(until(lambda: s.both(lambda: s.complete("bad", [5], 1)[0] == 503)), "a bad file: 503")
+    tap.ok(until(lambda: s.said().count("two models") + s.said().count(", too") >= 2),
+           "a name that is taken is told", s.said()[-2000:])
+    time.sleep(2.5)
+    tap.eq([s.said().count(text) for text in (
+        "model bad is not served", "two words.conf is left out",
+        "model double is not served: model cohere has the name cohere, too")], [2, 3, 2],
+        "each is told once by each front, the name by the server, too")
+    tap.eq(sorted(s.states()), ["bad", "cohere", "olmo2", "phi3"], "they are in nobody's way")
+    put("bad.conf", "model = %s\n" % folders["granite"])
+    tap.ok(until(lambda: s.both(lambda: s.complete("bad", [5], 1)[0] == 200)), "the file is mended")
+    tap.eq(ids(s.complete("bad", prompts["granite"][1], 24)), alone["granite", 1], "its text")
+    put("olmo2.conf", "model = %s\nmax_num_seqs = 8\n" % folders["olmo2"])
+    tap.ok(until(lambda: s.said().count("olmo2.conf has changed, which has no effect yet") == 2),
+           "a change of a model that is served is told")
+    pid = s.engine("cohere") or s.complete("cohere", [5], 1) and s.engine("cohere")
+    got = []
+    for event in s.stream("cohere", prompts["cohere"][0], 300):
+        if not got:
+            os.unlink(os.path.join(come, "cohere.conf"))
+        got += event["choices"][0].get("token_ids") or []
+    tap.eq(got, alone["cohere", 0], "a file is removed: its stream is whole")
+    tap.ok(until(lambda: s.both(lambda: s.complete("cohere", [5], 1)[0] == 404)), "then 404")
+    tap.ok(until(lambda: s.engine("cohere") is None), "its engine ends")
+    tap.ok(until(lambda: "cohere.conf is gone: the model is served no more" in s.said()),
+           "in good order")
+    tap.eq(sorted(s.states()), ["bad", "olmo2", "phi3"], "it is in no list")
+    tap.ok('model_name="cohere"' not in s.ask("GET", "/metrics")[1], "nor among the metrics")
+    put("cohere.conf", "model = %s\n" % folders["mixtral"])
+    tap.ok(until(lambda: s.both(lambda: s.complete("cohere", [5], 1)[0] == 200)),
+           "another file of its name")
+    tap.eq(ids(s.complete("cohere", prompts["mixtral"][1], 24)), alone["mixtral", 1],
+           "is another model")
+    os.rename(come, come + "-away")
+    time.sleep(2.2)
+    os.rename(come + "-away", come)
+    time.sleep(2.2)
+    tap.eq(sorted(s.states()), ["bad", "cohere", "olmo2", "phi3"], "the folder was away")
+    stop.set()
+    thread.join()
+    tap.eq(lost[:1], [], "another model's %d requests noticed nothing" % n_others)
+    tap.ok(n_others > 20, "some were there")
+    tap.eq(s.fronts(), fronts, "the fronts are the same processes")
+tap.eq((s.proc.returncode, "anitizer" in s.said()), (0, False), "it ends in good order")
+
+tap.section("a bound on memory")
+
+
+def seats(folder):
+    """The rows of the engines' table: socket, state, bytes."""
+    with open(os.path.join(folder, "models/seats"), "rb") as f:
+        table = f.read()
+    for at in range(8, len(table), ROW.size):
+        socket, state, _, _, _, _, _, _, taken, _ = ROW.unpack_from(table, at)
+        if socket[0]:
+            yield os.path.basename(socket.split(b"\0")[0]).decode()[:-5], state, taken
+
+
+ROW = struct.Struct("<108s4I4x3Q2Q")
+few = os.path.join(work, "few")
+os.makedirs(few)
+for name, size in (("cohere", 16), ("granite", 24), ("mixtral", 8), ("phi3", 40)):
+    with open(os.path.join(few, name + ".conf"), "w") as f:
+        f.write("model = %s\ncpu_kv_bytes = %dM\n" % (folders[name], size))
+ROOM = 72 << 20
+with Served("--models-dir", few, "--models-memory", str(ROOM), settings=[
+        a for a in SETTINGS if a not in ("--cpu-kv-bytes", "16M", "--max-num-seqs", "16")]) as s:
+    private = re.search(r"logs and sockets are in (\S+);", s.said()).group(1)
+    seen, over, over_by = set(), [], threading.Event()
+
+    def watch():
+        while not over_by.is_set():
+            with contextlib.suppress(OSError):
+                held = [(n, taken or ROOM) for n, state, taken in seats(private) if state == 3]
+                seen.add(tuple(sorted(n for n, _ in held)))
+                if sum(taken for _, taken in held) > ROOM:
+                    over.append(held)
+            time.sleep(0.001)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    jobs = [(rng.choice(["cohere", "granite", "mixtral", "phi3"]), 1 + k % 4, 24)
+            for k in range(120)]
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        list(pool.map(one, jobs))
+    over_by.set()
+    watcher.join()
+    tap.eq(wrong[:2], [], "%d texts are those of the engines alone" % len(jobs))
+    tap.eq(over[:1], [], "never more than the bound are awake")
+    tap.ok(any(len(names) > 1 for names in seen), "several are, as far as there is room", str(seen))
+    told = {n: taken for n, _, taken in seats(private)}
+    tap.ok(all(8 << 20 < taken < ROOM for taken in told.values()) and len(told) == 4,
+           "each has told its use", str(told))
+    tap.ok(told["phi3"] > told["cohere"] > told["mixtral"], "which differs", str(told))
+    until(lambda: s.complete("phi3", [5], 1)[0] == 200)
+    pid = s.engine("phi3")
+    os.kill(pid, signal.SIGKILL)
+    tap.ok(until(lambda: s.engine("phi3") is None), "an engine is killed")
+    tap.eq([s.complete(n, [5], 1)[0] for n in ("cohere", "mixtral")], [200, 200], "others go on")
+    tap.eq(ids(s.complete("phi3", prompts["phi3"][1], 24)), alone["phi3", 1], "it comes back")
+    tap.eq({n: taken for n, _, taken in seats(private)}["phi3"], told["phi3"],
+           "its use was still known")
+tap.eq(s.proc.returncode, 0, "it ends in good order")
+with Served(folders["phi3"], folders["olmo2"], "--models-memory", "17M") as s:
+    tap.eq(ids(s.complete("phi3", prompts["phi3"][1], 24)), alone["phi3", 1],
+           "too little for all pages: fewer")
+with Served(folders["phi3"], folders["olmo2"], "--models-memory", "100K",
+            settings=SETTINGS[:6]) as s:
+    tap.eq(s.complete("phi3", [5], 1)[0], 503, "too little for the weights: refused")
+    tap.ok("models_memory leaves" in s.said(), "with the reason", s.said()[-1000:])
 
 tap.section("no seat in time")
 with Served(folders["phi3"], MODEL, "--models-max", "1", "--wake-timeout-s", "1") as s:

@@ -9,6 +9,7 @@ import glob
 import http.client
 import importlib.util
 import json
+import logging
 import os
 import re
 import shutil
@@ -138,7 +139,7 @@ with tap.section("the wheel"):
     sys.path.insert(0, os.path.join(runtime, "site"))
     tap.ok(importlib.util.find_spec("quire").origin.startswith(runtime), "it can be imported")
 
-from quire import (LLM, BeamSearchParams, SamplingParams,  # noqa: E402
+from quire import (LLM, BeamSearchParams, PoolingParams, SamplingParams,  # noqa: E402
                    StructuredOutputsParams)
 
 
@@ -275,10 +276,98 @@ with tap.section("LLM"):
     llm.close()
     tap.eq((servers(), folders()), ([], []), "or when it is closed")
     try:
-        said = LLM(MODEL, nonsense=3)
-    except RuntimeError as e:
+        said = LLM(MODEL, nonsense_of_mine=3)
+    except TypeError as e:
         said = str(e)
-    tap.ok("--nonsense" in said, "an argument that nothing has is named", said)
+    tap.eq(said, "LLM() got an unexpected keyword argument 'nonsense_of_mine'",
+           "an argument that nothing has")
+    try:
+        said = LLM(MODEL, task="dance")
+    except ValueError as e:
+        said = str(e)
+    tap.ok("task must be one of auto, generate" in said, "a task that nothing has", said)
+    tap.eq(folders(), [], "no folder is left by them")
+
+
+class Heard(logging.Handler):
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+        logging.getLogger("quire").addHandler(self)
+
+    def emit(self, record):
+        self.lines.append(record.getMessage())
+
+
+with tap.section("models that pool"):
+    heard = Heard()
+    with open(os.path.join(SRCDIR, "tests/golden/pooling/demo.json")) as f:
+        golden = json.load(f)
+    texts = golden["texts"][:4]
+    with LLM(MODEL, task="embed", device=DEVICE, cpu_threads=2, enforce_eager=True, swap_space=4,
+             dtype="auto", trust_remote_code=True, seed=0, max_num_seqs=16) as llm:
+        tap.eq(sorted(line.split("=")[0] for line in heard.lines),
+               ["LLM(dtype", "LLM(enforce_eager", "LLM(seed", "LLM(swap_space", "LLM(trust_remote_code"],
+               "keywords without a meaning: a line of warning each")
+        tap.ok(all(re.fullmatch(r"LLM\(\w+=\.\.\.\) has no effect: .+", x) for x in heard.lines),
+               "with the reason", heard.lines)
+        found = llm.embed(texts, use_tqdm=False)
+        want = llm.server.json("/v1/embeddings", {"model": llm.model, "input": texts})
+        tap.eq([o.outputs.embedding for o in found], [d["embedding"] for d in want["data"]],
+               "embed(): the vectors of the API, in order")
+        tap.ok(all(type(o).__name__ == "EmbeddingRequestOutput" and o.finished and
+                   o.outputs.hidden_size == len(o.outputs.embedding) and
+                   type(o.outputs).__name__ == "EmbeddingOutput" and o.num_cached_tokens >= 0
+                   for o in found), "in vLLM's shape", repr(found[0])[:200])
+        tap.eq([o.prompt_token_ids for o in found], [llm.tokenizer.encode(t) for t in texts],
+               "with the ids of the prompts")
+        tap.eq(len({o.request_id for o in found}), len(texts), "and ids of their own")
+        one = llm.embed({"prompt_token_ids": found[1].prompt_token_ids}, use_tqdm=False)[0]
+        tap.ok(max(abs(a - b) for a, b in zip(one.outputs.embedding, found[1].outputs.embedding)) < 1e-5,
+               "a prompt of ids has the same vector")
+        raw = llm.embed(texts[0], pooling_params=PoolingParams(normalize=False), use_tqdm=False)[0]
+        length = sum(x * x for x in raw.outputs.embedding) ** 0.5
+        tap.ok(abs(length - 1) > 0.01 and max(abs(a / length - b) for a, b in zip(
+            raw.outputs.embedding, found[0].outputs.embedding)) < 1e-5, "pooling_params: not normalised")
+        short = llm.embed(texts[0], truncate_prompt_tokens=2, use_tqdm=False)[0]
+        tap.eq(short.prompt_token_ids, found[0].prompt_token_ids[:2], "truncated")
+        whole = llm.encode(texts, use_tqdm=False)
+        tap.eq([o.outputs.data for o in whole], [o.outputs.embedding for o in found], "encode()")
+        rows = llm.encode(texts[0], pooling_task="token_embed", use_tqdm=False)[0]
+        tap.eq((len(rows.outputs.data), rows.outputs.data[-1]),
+               (len(rows.prompt_token_ids), found[0].outputs.embedding), "of each token, with token_embed")
+        scores = llm.score(texts[0], texts[1:], use_tqdm=False)
+
+        def cosine(a, b):
+            return sum(x * y for x, y in zip(a, b))
+        tap.ok(all(abs(o.outputs.score - cosine(found[0].outputs.embedding,
+                                                found[i + 1].outputs.embedding)) < 1e-5
+                   for i, o in enumerate(scores)) and len(scores) == 3,
+               "score(): the cosine of one text and several", scores)
+        tap.eq([o.outputs.score for o in llm.score(texts[:2], texts[2:], use_tqdm=False)],
+               [llm.score(texts[i], texts[2 + i], use_tqdm=False)[0].outputs.score for i in (0, 1)],
+               "of as many of both")
+        for name, call in (("lengths", lambda: llm.score(texts[:2], texts[:3])),
+                           ("a task", lambda: llm.encode("a", pooling_task="dance")),
+                           ("a number as a text", lambda: llm.score("a", 7)),
+                           ("kwargs", lambda: llm.embed("a", tokenization_kwargs={"padding": True})),
+                           ("labels of a model of vectors", lambda: llm.classify("a", use_tqdm=False)),
+                           ("an answer", lambda: llm.generate("a", greedy(), False))):
+            try:
+                call()
+                said = "nothing"
+            except ValueError as e:
+                said = str(e)
+            tap.ok(said not in ("nothing", ""), "a ValueError: " + name, said)
+    labels = {"architectures": ["LlamaForSequenceClassification"],
+              "classifier_from_token": ["a", "b", "c"], "method": "no_post_processing"}
+    with LLM(MODEL, runner="pooling", device=DEVICE, cpu_threads=2, hf_overrides=labels) as llm:
+        found = llm.classify(texts, use_tqdm=False)
+        want = llm.server.json("/classify", {"model": llm.model, "input": texts})
+        tap.eq([o.outputs.probs for o in found], [d["probs"] for d in want["data"]],
+               "classify(): the probabilities of the API")
+        tap.ok(all(o.outputs.num_classes == len(o.outputs.probs) == 3 and
+                   abs(sum(o.outputs.probs) - 1) < 1e-5 for o in found), "of three labels", found[0])
 
 with tap.section("a process that is killed"):
     code = ("import sys, time; sys.path.insert(0, %r)\nfrom quire import LLM\n"

@@ -207,7 +207,7 @@ static void test_beyond(struct peer *honest)
     struct wire_request cache = {
         .n_tokens = 1, .task = WIRE_CACHE, .cache = {.action = WIRE_DROP_ALL + 1}};
     struct wire_request power = {
-        .n_tokens = 1, .task = WIRE_POWER, .power = {.action = WIRE_WAKE + 1}};
+        .n_tokens = 1, .task = WIRE_POWER, .power = {.action = WIRE_END + 1}};
 
     struct wire_request adapted = r, pooled = r;
     struct wire_request adapter = {

@@ -181,7 +181,16 @@ def alerts():
 
 
 def log(s):
-    """The site's option, as quire-log.conf says."""
+    """The site's own log, then its option, as quire-log.conf says."""
+    n = len(open(s.path("access.log")).readlines())
+    s.request("POST", TEXT + "?secret=query", {"prompt": "marmalade"}, headers={"Authorization": "Bearer sk-wrong"})
+    s.request("DELETE", "/v1/messages", headers={"Authorization": "Bearer sk-wrong"})
+    s.get("/no%20where")
+    until(lambda: len(open(s.path("access.log")).readlines()) >= n + 3)
+    rows = [json.loads(x) for x in open(s.path("access.log")).readlines()[n:]]
+    tap.eq([(r["m"], r["u"], r["st"]) for r in rows],
+           [("POST", TEXT, 401), ("DELETE", "/v1/messages", 401), ("GET", "/no%20where", 404)],
+           "nginx's own errors are in the log with the client's path")
     with open(os.path.join(SRCDIR, "nginx", "quire-log.conf")) as f, \
             open(s.path("quire-log.conf"), "w") as out:
         out.write(f.read())

@@ -18,15 +18,16 @@ text/template: base text/file text/spans text/unicode text/output
 grammar: base
 front: base ipc text grammar front
 front/served: base ipc text front/link front/request front/served front/structured
-front/front: base front/http front/kept front/request front/served
+front/front: base front/http front/kept front/request front/served front/trace
 front/http: base ipc
 front/structured: base ipc text grammar
 front/kept: base
+front/trace: base
 front/link: base ipc front/structured
 front/request: base ipc text kernels/sampling front/http front/structured front/kept
 front/answer: base text front/request front/kept
 front/api: base ipc text front/front front/kept front/request front/answer
-front/stream: base front/front front/answer front/api/cache front/api/health
+front/stream: base front/front front/trace front/answer front/api/cache front/api/health
 device: base kernels
 kv: base
 model: base device kernels

@@ -22,13 +22,19 @@ const char *pooled_id_prefix(enum pooled_answer answer)
     return "";
 }
 
-/* Three floats come in a record; the last one is padded. */
+/* Rows of g's answer. */
+static size_t pooled_n_rows(const struct gen *g)
+{
+    return g->exchange->pooled->each ? g->n_prompt : 1;
+}
+
+/* Three floats come in a record; the last one of a row is padded. */
 void pooled_row(struct gen *g, const struct wire_out *o, uint32_t n)
 {
-    size_t left = (size_t)n * sizeof(float) - g->row.len;
+    size_t row_bytes = (size_t)n * sizeof(float), left = row_bytes - g->row.len % row_bytes;
     float piece[3];
 
-    must(g->row.len <= (size_t)n * sizeof(float));
+    must(g->row.len < pooled_n_rows(g) * row_bytes || g->row.failed);
     g->exchange->pooled->n_floats = n;
     memcpy(piece, &o->value, sizeof o->value);
     memcpy(piece + 1, o->logits, sizeof o->logits);
@@ -40,21 +46,27 @@ bool pooled_is_whole(const struct gen *g)
 {
     uint32_t n = g->exchange->pooled->n_floats;
 
-    return n > 0 && g->row.len == (size_t)n * sizeof(float);
+    return n > 0 && g->row.len == pooled_n_rows(g) * (size_t)n * sizeof(float);
 }
 
 /* --- numbers ---------------------------------------------------------------------------------- */
 
+/* How many numbers of a row the answer has. */
+static int pooled_width(const struct pooled *p)
+{
+    int n = (int)p->n_floats;
+
+    if (p->model->kind == POOLING_SCORE && n > p->model->n_labels)
+        return p->model->n_labels; /* the others fill it up */
+    if (p->model->kind == POOLING_EMBED && p->dimensions > 0 && n > p->dimensions)
+        return p->dimensions;
+    return n;
+}
+
 /* The numbers of a row; *n: how many the answer has. */
 static float *pooled_numbers(const struct gen *g, int *n)
 {
-    const struct pooled *p = g->exchange->pooled;
-
-    *n = (int)(g->row.len / sizeof(float));
-    if (p->model->kind == POOLING_SCORE && *n > p->model->n_labels)
-        *n = p->model->n_labels; /* the others fill it up */
-    if (p->model->kind == POOLING_EMBED && p->dimensions > 0 && *n > p->dimensions)
-        *n = p->dimensions;
+    *n = pooled_width(g->exchange->pooled);
     return (float *)(void *)g->row.bytes;
 }
 
@@ -86,21 +98,41 @@ static void pooled_chances(float *v, int n)
         v[i] = (float)(exp((double)v[i] - most) / sum);
 }
 
-/* What the request gets of g's row, in place; once per generation. */
-static float *pooled_finish(const struct gen *g, int *n)
+/* What the request gets of a row of n numbers, in place. */
+static void pooled_finish_row(const struct pooled *p, float *v, int n)
 {
-    const struct pooled *p = g->exchange->pooled;
-    float *v = pooled_numbers(g, n);
-
-    for (int i = 0; i < *n && p->model->kind == POOLING_SCORE; i++)
+    for (int i = 0; i < n && p->model->kind == POOLING_SCORE; i++)
         v[i] = (float)(((double)v[i] - p->model->mean) / p->model->sigma);
     if (!p->activates)
-        return v;
+        return;
     if (p->model->kind == POOLING_EMBED)
-        pooled_unit(v, *n);
+        pooled_unit(v, n);
     else
-        pooled_chances(v, *n);
+        pooled_chances(v, n);
+}
+
+/* The same of g's row; once per generation. */
+static float *pooled_finish(const struct gen *g, int *n)
+{
+    float *v = pooled_numbers(g, n);
+
+    pooled_finish_row(g->exchange->pooled, v, *n);
     return v;
+}
+
+/* Of the rows of all tokens of g, one behind the other: float [n_prompt][*n]. */
+static float *pooled_finish_each(const struct gen *g, int *n)
+{
+    const struct pooled *p = g->exchange->pooled;
+    float *first = pooled_numbers(g, n);
+
+    for (size_t t = 0; t < g->n_prompt; t++) {
+        float *v = first + t * p->n_floats;
+
+        pooled_finish_row(p, v, *n);
+        memmove(first + t * (size_t)*n, v, (size_t)*n * sizeof *v);
+    }
+    return first;
 }
 
 static double pooled_cosine(const struct gen *a, const struct gen *b)
@@ -182,12 +214,22 @@ static void pooled_add_list(struct buf *b, const float *v, int n)
     buf_add_byte(b, ']');
 }
 
+static void pooled_add_lists(struct buf *b, const float *v, size_t n_rows, int n)
+{
+    buf_add_byte(b, '[');
+    for (size_t t = 0; t < n_rows; t++) {
+        buf_add_comma(b, t > 0);
+        pooled_add_list(b, v + t * (size_t)n, n);
+    }
+    buf_add_byte(b, ']');
+}
+
 /* The bytes of the floats, little-endian, in base64. */
-static void pooled_add_base64(struct buf *b, const float *v, int n)
+static void pooled_add_base64(struct buf *b, const float *v, size_t n)
 {
     static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     const uint8_t *bytes = (const uint8_t *)(const void *)v;
-    size_t len = (size_t)n * sizeof *v;
+    size_t len = n * sizeof *v;
 
     buf_add_byte(b, '"');
     for (size_t i = 0; i < len; i += 3) {
@@ -232,14 +274,18 @@ static void pooled_add_vectors(const struct exchange *x, struct buf *b)
     pooled_add_model(x, b);
     buf_add_text(b, ",\"data\":[");
     for (int i = 0; i < x->n_gens; i++) {
+        const struct gen *g = &x->gens[i];
+        bool each = x->pooled->each;
         int n;
-        const float *v = pooled_finish(&x->gens[i], &n);
+        const float *v = each ? pooled_finish_each(g, &n) : pooled_finish(g, &n);
 
         buf_add_comma(b, i > 0);
         buf_printf(b, "{\"index\":%d,\"object\":\"%s\",\"%s\":", i, rows ? "pooling" : "embedding",
                    rows ? "data" : "embedding");
         if (x->pooled->base64)
-            pooled_add_base64(b, v, n);
+            pooled_add_base64(b, v, pooled_n_rows(g) * (size_t)n);
+        else if (each)
+            pooled_add_lists(b, v, g->n_prompt, n);
         else
             pooled_add_list(b, v, n);
         buf_add_byte(b, '}');

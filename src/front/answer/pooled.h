@@ -11,7 +11,8 @@
 #include "base/pooling.h"
 #include "front/request/exchange.h"
 
-#define POOLED_TEXTS_MAX 2048 /* of one request, as in OpenAI's API */
+#define POOLED_TEXTS_MAX  2048 /* of one request, as in OpenAI's API */
+#define POOLED_TOKENS_MAX 8192 /* of all texts whose tokens have a row each */
 
 enum pooled_answer {
     POOLED_EMBEDDINGS, /* /v1/embeddings */
@@ -27,10 +28,11 @@ struct pooled {
     const struct pooling *model;
     const char *param;         /* the field with the texts, for errors */
     bool base64;               /* encoding_format */
+    bool each;                 /* a row for each token */
     bool activates;            /* use_activation */
     const struct json *labels; /* {"0": name, ...} of config.json; NULL: none */
     int dimensions;            /* of vectors; 0: all */
-    uint32_t n_floats;         /* of a row; 0: none has come */
+    uint32_t n_floats;         /* of one row; 0: none has come */
     uint64_t n_tokens; /* of all texts, before they were cut to what the answer depends on */
     /* Of scores. By vectors, the generations are those of the left texts, then of the right ones;
      * else one for each pair. One left text belongs to all right ones. */

@@ -628,6 +628,17 @@ static void cache_add_drop(struct buf *b, const struct exchange *x)
     buf_printf(b, "{\"dropped_pages\":%llu}", n);
 }
 
+/* The state of an engine that has done it, as /v1/models has it. */
+static const char *cache_state(uint32_t action)
+{
+    switch ((enum wire_power_action)action) {
+    case WIRE_SLEEP: return "asleep";
+    case WIRE_WAKE: return "awake";
+    case WIRE_END: return "stopped";
+    }
+    return "";
+}
+
 /* Make the answer of a finished command. The request's task shows which command it was. */
 static void cache_answer(struct exchange *x)
 {
@@ -647,8 +658,7 @@ static void cache_answer(struct exchange *x)
         if (x->served->on_demand) {
             buf_add_text(&buf, "\"model\":");
             buf_add_json_string(&buf, x->served->model_name, strlen(x->served->model_name));
-            buf_printf(&buf, ",\"state\":\"%s\",",
-                       request->power.action == WIRE_SLEEP ? "asleep" : "awake");
+            buf_printf(&buf, ",\"state\":\"%s\",", cache_state(request->power.action));
         }
         buf_printf(&buf, "\"is_sleeping\":%s}",
                    json_flag_text(request->power.action == WIRE_SLEEP));

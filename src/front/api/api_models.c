@@ -33,7 +33,7 @@ struct models_view {
     uint64_t now_us;
 };
 
-static struct models_view models_look(const struct front *f, const struct exchange *x)
+static struct models_view models_see(const struct front *f, const struct exchange *x)
 {
     struct models_view view = {.list = fcgi_param(x->fcgi, "QUIRE_MODELS"), .now_us = clock_us()};
 
@@ -121,7 +121,7 @@ static bool models_find_adapter(const struct front *f, struct buf *b, const char
     for (int i = 0; i < f->n_served; i++) {
         struct served *m = &f->served[i];
 
-        if (!served_is_allowed(m, view->list) ||
+        if (!served_is_here(m) || !served_is_allowed(m, view->list) ||
             !engines_find_adapter(&m->engines, name, len, &row))
             continue;
         models_add_adapter(m, b, &row);
@@ -139,13 +139,14 @@ static void models_add_all(const struct front *f, struct buf *b, const struct mo
     for (int i = 0; i < f->n_served; i++) {
         struct served *m = &f->served[i];
 
-        for (int k = 0; k < m->names.n && served_is_allowed(m, view->list); k++) {
+        if (!served_is_here(m) || !served_is_allowed(m, view->list))
+            continue;
+        for (int k = 0; k < m->names.n; k++) {
             buf_add_comma(b, any);
             any = true;
             models_add(m, b, m->names.at[k], strlen(m->names.at[k]), view);
         }
-        if (served_is_allowed(m, view->list))
-            models_add_adapters(m, b);
+        models_add_adapters(m, b);
     }
     buf_add_text(b, "]}");
 }
@@ -154,7 +155,7 @@ static void models_add_all(const struct front *f, struct buf *b, const struct mo
  * engine, max_model_len is null. */
 void api_models(struct front *f, struct exchange *x, const struct json *body)
 {
-    struct models_view view = models_look(f, x);
+    struct models_view view = models_see(f, x);
     struct buf buf = {0};
     size_t len = 0;
     const char *one = api_model_asked(x, &len);
@@ -199,10 +200,10 @@ void api_load_model(struct front *f, struct exchange *x, const struct json *body
         cache_ask_power(x, WIRE_WAKE, false);
 }
 
-/* Put the engine to sleep. One that does not run is not started for it. */
+/* End the engine's process. One that does not run is not started for it. */
 void api_unload_model(struct front *f, struct exchange *x, const struct json *body)
 {
-    struct models_view view = models_look(f, x);
+    struct models_view view = models_see(f, x);
     const char *state = "";
     char text[128];
 
@@ -212,8 +213,8 @@ void api_unload_model(struct front *f, struct exchange *x, const struct json *bo
     seats_close(view.seats);
     if (x->complete)
         return;
-    if (strcmp(state, "awake") == 0 || strcmp(state, "starting") == 0) {
-        cache_ask_power(x, WIRE_SLEEP, true);
+    if (strcmp(state, "stopped") != 0 && strcmp(state, "failed") != 0) {
+        cache_ask_power(x, WIRE_END, true);
         return;
     }
     (void)snprintf(text, sizeof text, "{\"model\":\"%.64s\",\"state\":\"%s\"}",

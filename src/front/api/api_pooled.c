@@ -133,15 +133,18 @@ static bool pooled_read_encoding(struct exchange *x, const struct json *body)
     return true;
 }
 
-/* The task of /pooling: the model has one. */
+/* The task of /pooling: the model has one, and the same for each token. */
 static bool pooled_read_task(struct exchange *x, const struct json *body)
 {
-    static const char *const vectors[] = {"embed", NULL};
-    static const char *const scores[] = {"classify", "score", NULL};
+    static const char *const vectors[] = {"embed", "token_embed", NULL};
+    static const char *const scores[] = {"classify", "token_classify", "score", NULL};
     int task;
 
-    return pooled_choose(x, body, "task",
-                         x->pooled->model->kind == POOLING_EMBED ? vectors : scores, &task);
+    if (!pooled_choose(x, body, "task", x->pooled->model->kind == POOLING_EMBED ? vectors : scores,
+                       &task))
+        return false;
+    x->pooled->each = task == 1;
+    return true;
 }
 
 /* Make what the request wants; false after an error answer. */
@@ -227,6 +230,8 @@ static bool pooled_prepare(struct front *f, struct exchange *x, const struct jso
         g->sampling = sampling_greedy();
         g->min_tokens = 0;
         g->pooling = x->pooled->model->type == POOLING_MEAN ? WIRE_POOL_MEAN : WIRE_POOL_LAST;
+        if (x->pooled->each)
+            g->pooling = WIRE_POOL_EACH;
     }
     return true;
 }
@@ -269,6 +274,18 @@ static void pooled_cut(struct gen *g, size_t most, const struct token_list *none
     g->tokens.len = most;
 }
 
+/* Their rows are in memory until the answer is sent. */
+static void pooled_refuse_each(struct exchange *x)
+{
+    char why[160];
+
+    (void)snprintf(why, sizeof why,
+                   "the texts have %llu tokens; a row for each token is given for at most %d in a "
+                   "request",
+                   (unsigned long long)x->pooled->n_tokens, POOLED_TOKENS_MAX);
+    exchange_reply_error(x, ERR_TOO_LONG, why, x->pooled->param, 0);
+}
+
 /* All generations have their tokens. In a causal model the first token's row depends on that token
  * alone, so a model that pools by CLS computes no other. */
 static void pooled_finish_prompts(struct exchange *x, bool add_special)
@@ -284,10 +301,14 @@ static void pooled_finish_prompts(struct exchange *x, bool add_special)
 
         pooled_cut(g, most, &none);
         x->pooled->n_tokens += g->tokens.len;
-        if (x->pooled->model->type == POOLING_CLS && g->tokens.len > 1)
+        if (x->pooled->model->type == POOLING_CLS && g->tokens.len > 1 && !x->pooled->each)
             g->tokens.len = 1;
     }
     token_list_fini(&none);
+    if (x->pooled->each && x->pooled->n_tokens > POOLED_TOKENS_MAX) {
+        pooled_refuse_each(x);
+        return;
+    }
     (void)gen_finish_prompts(x, x->pooled->param); /* false: it has answered */
 }
 

@@ -342,10 +342,11 @@ static void api_metrics_ranks(const struct api_engines *all, struct buf *b)
 static bool api_metrics_read(const struct front *f, struct exchange *x, struct api_engines *all)
 {
     bool any = false;
+    int n_served = f->n_served; /* before n_links, which is raised first */
 
     *all =
         (struct api_engines){.at = arena_zalloc(&x->arena, sizeof *all->at * (size_t)f->n_links)};
-    for (int k = 0; k < f->n_served && all->at != NULL; k++) {
+    for (int k = 0; k < n_served && all->at != NULL; k++) {
         struct engines *engines = &f->served[k].engines;
 
         for (int i = 0; i < engines->n; i++) {
@@ -354,6 +355,10 @@ static bool api_metrics_read(const struct front *f, struct exchange *x, struct a
             struct link_state state;
 
             link_read_state(&engines->links[i], &state, clock_us());
+            if (!state.attached && !served_is_here(&f->served[k])) {
+                all->n--;
+                continue;
+            }
             *engine =
                 (struct api_engine){.model = &f->served[k], .idx = i, .attached = state.attached};
             if (stats != NULL && (state.attached || engines->n == 1) &&
@@ -379,6 +384,17 @@ void api_metrics(struct front *f, struct exchange *x, const struct json *body)
         buf_add_text(&buf, "quire:engine_up");
         api_labels(&all.at[i], &buf, "");
         buf_printf(&buf, "} %d\n", all.at[i].attached ? 1 : 0);
+    }
+    buf_add_text(&buf,
+                 "# HELP quire:engine_wanted Whether an engine is to be attached: not if it is "
+                 "started on demand, and no request waits for it.\n"
+                 "# TYPE quire:engine_wanted gauge\n");
+    for (int i = 0; i < all.n; i++) {
+        const struct served *m = all.at[i].model;
+
+        buf_add_text(&buf, "quire:engine_wanted");
+        api_labels(&all.at[i], &buf, "");
+        buf_printf(&buf, "} %d\n", !m->on_demand || m->wanted ? 1 : 0);
     }
     if (any) {
         api_metrics_engine(&all, &buf);

@@ -22,8 +22,8 @@ int cache_open(struct front *f) ERR_CHECKED;
 /* Does the request have the admin key? False after an error answer. */
 bool cache_allows(const struct front *f, struct exchange *x);
 
-/* Make x a command to the engines of its model: sleep or wake. attached: only to those that are
- * there now; otherwise it waits for one, which starts it. */
+/* Make x a command to the engines of its model: sleep, wake or end. attached: only to those that
+ * are there now; otherwise it waits for one, which starts it. */
 void cache_ask_power(struct exchange *x, enum wire_power_action action, bool attached);
 
 /* Make x the command *r, to the engines of its model; attached: as above. */

@@ -85,9 +85,12 @@ static void health_say(const struct front *f, struct exchange *x, const struct l
                        int n_well)
 {
     char text[64];
+    int n_models = 0;
 
+    for (int i = 0; i < f->n_served; i++)
+        n_models += served_is_here(&f->served[i]);
     if (x->served->on_demand)
-        (void)snprintf(text, sizeof text, "{\"models\":%d,\"running\":%d}", f->n_served, n_well);
+        (void)snprintf(text, sizeof text, "{\"models\":%d,\"running\":%d}", n_models, n_well);
     else if (s->asleep)
         (void)snprintf(text, sizeof text, "{\"state\":\"asleep\"}");
     else if (s->waking)

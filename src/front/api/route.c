@@ -341,7 +341,7 @@ static bool route_take_adapter(struct exchange *x, struct served *m, const char 
 {
     struct wire_adapter_row row;
 
-    if (m->why != NULL || !engines_find_adapter(&m->engines, name, len, &row))
+    if (m->why != NULL || !served_is_here(m) || !engines_find_adapter(&m->engines, name, len, &row))
         return false;
     x->served = m;
     x->adapter = arena_strndup(&x->arena, row.name, strlen(row.name));
@@ -392,7 +392,8 @@ static bool route_set_model(struct front *f, struct exchange *x, const char *nam
     if (name != NULL)
         m = served_find(f->served, f->n_served, name, len);
     for (int i = 0; i < f->n_served && name == NULL && m == NULL; i++) {
-        if (f->served[i].why == NULL && (!keyed || served_is_allowed(&f->served[i], list)))
+        if (f->served[i].why == NULL && served_is_here(&f->served[i]) &&
+            (!keyed || served_is_allowed(&f->served[i], list)))
             m = &f->served[i];
     }
     if (m == NULL || (keyed && !served_is_allowed(m, list)))

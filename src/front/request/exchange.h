@@ -89,6 +89,7 @@ struct brought {
 struct link;
 struct pooled;
 struct served;
+struct trace_span;
 
 /* One continuation of one prompt. The front holds the prompt and all output tokens so far, so that
  * the generation can go on with another engine when one dies. */
@@ -199,9 +200,10 @@ struct exchange {
                                     * NULL */
 
     /* Used by the streamer. */
-    uint64_t answer;      /* as in wire_generate; 0: at most one choice */
-    int retry_after_s;    /* the engine's estimate for this request; 0: none */
-    bool watching_out;    /* epoll is asked for writability */
+    struct trace_span *span; /* in the arena; NULL: it is not traced */
+    uint64_t answer;         /* as in wire_generate; 0: at most one choice */
+    int retry_after_s;       /* the engine's estimate for this request; 0: none */
+    bool watching_out;       /* epoll is asked for writability */
     uint64_t progress_us; /* clock_us() when the client last took a byte, or nothing was to send */
     uint64_t said_us;     /* clock_us() of the last output or keep-alive */
     bool dead;            /* freed at the end of the streamer's pass */

@@ -24,6 +24,7 @@
 #include "front/answer/answer.h"
 #include "front/api/health.h"
 #include "front/stream/streamer_parts.h"
+#include "front/trace/trace.h"
 
 #define STREAMER_EVENTS      256
 #define STREAMER_TICK_MS     500 /* ms between checks of timeouts */
@@ -62,6 +63,7 @@ static void streamer_unlink(struct streamer *s, struct exchange *x)
 void streamer_close(struct streamer *s, struct exchange *x)
 {
     must(!x->dead);
+    streamer_trace_end(s, x);
     for (int i = 0; i < x->n_gens; i++)
         streamer_let_go(s, &x->gens[i], WIRE_CLIENT_GONE);
     streamer_unlink(s, x);
@@ -76,6 +78,8 @@ void streamer_fail(struct streamer *s, struct exchange *x, int err, const char *
 {
     int retry_after_s = 0;
 
+    if (x->span != NULL)
+        x->span->error = err;
     for (int i = 0; i < x->n_gens; i++)
         streamer_let_go(s, &x->gens[i], WIRE_CLIENT_GONE);
     /* A client may try again: in the time that the engine estimates, or in a second. */
@@ -162,6 +166,7 @@ static void streamer_adopt_one(struct streamer *s, struct exchange *x)
     struct epoll_event ev = {.events = EPOLLRDHUP, .data.ptr = x};
 
     streamer_link(s, x);
+    streamer_trace_begin(s, x);
     if (epoll_ctl(s->epoll_fd, EPOLL_CTL_ADD, fcgi_fd(x->fcgi), &ev) == -1) {
         log_warn("front: epoll: %s", strerror(errno));
         streamer_close(s, x);
@@ -524,6 +529,7 @@ int streamer_run(struct front *f)
         streamer_lanes(&streamer);
         streamer_flush_all(&streamer);
         streamer_tick(&streamer);
+        streamer_trace_count(&streamer);
         streamer_bury(&streamer);
     }
     return rc;

@@ -26,6 +26,8 @@ static bool streamer_said_all(const struct gen *g, struct wire_out *o)
 
     must(g->tokens.len >= g->n_prompt);
     *o = (struct wire_out){.kind = WIRE_FINISHED, .finish = WIRE_FIN_STOP};
+    if (x->asks)
+        return g->request.task == WIRE_POWER && g->request.power.action == WIRE_END;
     if (x->pooled != NULL)
         return pooled_is_whole(g);
     if (x->max_tokens_given && x->max_tokens < longest)
@@ -81,6 +83,9 @@ void streamer_engine_lost(struct streamer *s, struct link *link)
         }
     }
     link_lost(link, s->now_us);
+    /* A connection would start the next one. */
+    if (m->on_demand)
+        m->wanted = streamer_first(s, m, GEN_WANTS_ENGINE) != NULL;
     if (engines_serve(&m->engines)) {
         streamer_resume(s, m);
         return;

@@ -204,6 +204,7 @@ static void streamer_record(struct streamer *s, struct gen *g, const struct wire
 {
     struct exchange *x = g->exchange;
 
+    streamer_trace_record(x, o);
     switch ((enum wire_kind)o->kind) {
     case WIRE_ADMITTED:
         if (x->n_gens > 1 && streamer_was_refused(s, x))

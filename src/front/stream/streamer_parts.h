@@ -26,7 +26,8 @@ struct streamer {
     struct exchange *unflushed; /* answers with several choices and bytes to send */
     struct gen *waiting;        /* generations that wait; see enum gen_wants */
     int n_open;
-    uint64_t n_answers; /* number of answers with several choices so far */
+    uint32_t n_spans[WIRE_SPANS]; /* as the metrics have them */
+    uint64_t n_answers;           /* number of answers with several choices so far */
     bool draining;
     uint64_t drain_us; /* clock_us() when the drain began */
     uint64_t drain_until_us;
@@ -89,6 +90,13 @@ void streamer_finished(struct streamer *s, struct gen *g, const struct wire_out 
 /* Cancel g: its remaining records are dropped. Its slot is freed with the last record, which may be
  * in the ring already. */
 void streamer_let_go(struct streamer *s, struct gen *g, enum wire_cancel why);
+
+/* --- streamer_trace.c: no effect without otlp_traces_endpoint --- */
+
+void streamer_trace_begin(struct streamer *s, struct exchange *x);
+void streamer_trace_record(struct exchange *x, const struct wire_out *o);
+void streamer_trace_end(struct streamer *s, struct exchange *x); /* before its memory is freed */
+void streamer_trace_count(struct streamer *s);                   /* once per pass */
 
 /* --- streamer_engine.c --- */
 

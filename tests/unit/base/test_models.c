@@ -47,12 +47,15 @@ static void test_folder(void)
     is_text(models.names[0], "Alpha-1.5_b", "sorted");
     is_text(models.names[1], "zeta", "the last");
     make("two words.conf", "");
-    is_int(models_read(&models, folder), ERR_INVALID, "a blank in a name");
+    is_int(models_read(&models, folder), ERR_OK, "a blank in a name");
+    is_int(models.n, 2, "is left out");
+    ok(models.unusable != 0, "and known");
     forget("two words.conf");
     make("a23456789012345678901234567890123456789012345678901234567890123.conf", "");
     is_int(models_read(&models, folder), ERR_OK, "63 bytes");
     make("a234567890123456789012345678901234567890123456789012345678901234.conf", "");
-    is_int(models_read(&models, folder), ERR_INVALID, "64 bytes");
+    is_int(models_read(&models, folder), ERR_OK, "64 bytes");
+    is_int(models.n, 3, "are left out");
     forget("a23456789012345678901234567890123456789012345678901234567890123.conf");
     forget("a234567890123456789012345678901234567890123456789012345678901234.conf");
 }

@@ -811,7 +811,7 @@ static void test_commands(void)
 
     cache.cache.action = WIRE_DROP_ALL + 1;
     start(&peers[0], 0, cache, 0);
-    power.power.action = WIRE_WAKE + 1;
+    power.power.action = WIRE_END + 1;
     start(&peers[0], 1, power, 0);
     cache.cache.action = WIRE_DROP_ALL;
     start(&peers[0], 2, cache, 0);

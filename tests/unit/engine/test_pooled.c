@@ -105,6 +105,59 @@ static bool is_row(struct world *w, const struct answer *a, int n, unsigned seed
     return good && memcmp(got, want, sizeof *want * (size_t)dim) == 0;
 }
 
+/* Is each token's row the oracle's for the text that ends there, in order, and nothing else? */
+static bool are_rows(struct world *w, const struct answer *a, int n, unsigned seed)
+{
+    float want[ROWS_MAX], got[ROWS_MAX + 3];
+    int dim = w->shape.n_vocab, n_records = (dim + 2) / 3;
+    bool good = a->ended && a->n_out == n * n_records + 2 && a->out[0].kind == WIRE_ADMITTED &&
+                answer_end(a).finish == WIRE_FIN_STOP;
+
+    for (int t = 0; t < n && good; t++) {
+        expect(w, t + 1, seed, WIRE_POOL_LAST, want);
+        for (int i = 0; i < n_records && good; i++) {
+            const struct wire_out *o = &a->out[1 + t * n_records + i];
+
+            good = o->kind == (t + 1 < n ? WIRE_PROMPT_ROW : WIRE_ROW);
+            memcpy(&got[3 * i], &o->value, sizeof o->value);
+            memcpy(&got[3 * i + 1], o->logits, sizeof o->logits);
+        }
+        good = good && memcmp(got, want, sizeof *want * (size_t)dim) == 0;
+    }
+    return good;
+}
+
+/* A row of each token: alone, again, beside others, over a preemption. */
+static void test_each(void)
+{
+    struct world *w = begin(
+        (struct world_options){.pools = true, .n_seqs = 4, .n_queued_reqs = 16, .n_pages = 65});
+
+    for (int n = 1; n < 40; n += 13) {
+        start(0, request(n, WIRE_POOL_EACH), 7);
+        ok(are_rows(w, await(0), n, 7), "each: %d tokens", n);
+        start(0, request(n, WIRE_POOL_EACH), 7);
+        ok(are_rows(w, await(0), n, 7), "each: %d tokens again", n);
+        is_int(answers[0].out[0].value, 0, "each: none of them from the cache");
+    }
+    for (uint32_t i = 0; i < 6; i++) {
+        struct wire_request r =
+            request(i % 2 == 0 ? 80 : 500, i % 2 == 0 ? WIRE_POOL_EACH : WIRE_POOL_LAST);
+
+        r.priority = -(int32_t)i;
+        start(i, r, 40 + i);
+        for (int pass = 0; pass < 5; pass++)
+            world_pass(w);
+    }
+    for (uint32_t i = 0; i < 6; i++)
+        ok(i % 2 == 0 ? are_rows(w, await(i), 80, 40 + i)
+                      : is_row(w, await(i), 500, 40 + i, WIRE_POOL_LAST),
+           "each beside others: text %u", i);
+    ok(w->e.sched.n_preemptions > 0, "each: there were %d preemptions",
+       (int)w->e.sched.n_preemptions);
+    finish(w, "each");
+}
+
 static void test_alone(enum wire_pooling how, const char *name)
 {
     static const int lengths[] = {1, 2, WORLD_PAGE_TOKENS, 100, 300, WORLD_LEN};
@@ -200,7 +253,7 @@ static void test_refused(void)
     struct wire_request r;
 
     refuse("tokens of a model that pools", peer_request(4, 4), ERR_INVALID);
-    refuse("no such pooling", request(4, (enum wire_pooling)3), ERR_INVALID);
+    refuse("no such pooling", request(4, (enum wire_pooling)4), ERR_INVALID);
     refuse("a text that is too long", request(WORLD_LEN + 1, WIRE_POOL_LAST), ERR_TOO_LONG);
     r = request(4, WIRE_POOL_LAST), r.generate.max_tokens = 2;
     refuse("two tokens", r, ERR_INVALID);
@@ -234,6 +287,7 @@ int main(void)
 {
     test_alone(WIRE_POOL_LAST, "last");
     test_alone(WIRE_POOL_MEAN, "mean");
+    test_each();
     test_crowd();
     test_preempted();
     test_cancelled();

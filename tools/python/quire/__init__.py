@@ -2,12 +2,18 @@
 """Offline generation with quire, under vLLM's names: `from quire import LLM, SamplingParams`."""
 
 from .llm import LLM
-from .outputs import (BeamSearchOutput, BeamSearchSequence, CompletionOutput, Counter, Gauge,
-                      Histogram, Logprob, RequestMetrics, RequestOutput)
-from .params import (BeamSearchParams, GuidedDecodingParams, LoRARequest, SamplingParams,
-                     StructuredOutputsParams)
+from .outputs import (BeamSearchOutput, BeamSearchSequence, ClassificationOutput,
+                      ClassificationRequestOutput, CompletionOutput, Counter, EmbeddingOutput,
+                      EmbeddingRequestOutput, Gauge, Histogram, Logprob, PoolingOutput,
+                      PoolingRequestOutput, RequestMetrics, RequestOutput, ScoringOutput,
+                      ScoringRequestOutput)
+from .params import (BeamSearchParams, GuidedDecodingParams, LoRARequest, PoolingParams,
+                     SamplingParams, StructuredOutputsParams)
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "BeamSearchOutput", "BeamSearchParams", "BeamSearchSequence", "CompletionOutput",
-           "Counter", "Gauge", "GuidedDecodingParams", "Histogram", "LoRARequest", "Logprob", "RequestMetrics",
-           "RequestOutput", "SamplingParams", "StructuredOutputsParams"]
+__all__ = ["LLM", "BeamSearchOutput", "BeamSearchParams", "BeamSearchSequence",
+           "ClassificationOutput", "ClassificationRequestOutput", "CompletionOutput", "Counter",
+           "EmbeddingOutput", "EmbeddingRequestOutput", "Gauge", "GuidedDecodingParams",
+           "Histogram", "LoRARequest", "Logprob", "PoolingOutput", "PoolingParams",
+           "PoolingRequestOutput", "RequestMetrics", "RequestOutput", "SamplingParams",
+           "ScoringOutput", "ScoringRequestOutput", "StructuredOutputsParams"]

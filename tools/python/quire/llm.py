@@ -2,7 +2,9 @@
 """LLM: a model in a private server, asked as vLLM's offline class is."""
 
 import json
+import logging
 import os
+import re
 import sys
 import threading
 import time
@@ -11,18 +13,55 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 
 from . import outputs
 from .params import SamplingParams
+from .pooling import Pooling
 from .server import Server
 
 AT_ONCE = 256  # connections
 SLEEP_S = 31536000  # the setting's maximum: the engine sleeps only when it is told to
 
-# Arguments of vLLM's class that need nothing here, or have no counterpart.
-SILENT = {"enforce_eager", "swap_space", "disable_log_stats", "tokenizer_mode", "task", "runner",
-          "max_seq_len_to_capture", "tokenizer_revision", "distributed_executor_backend",
-          "disable_log_requests", "download_dir", "skip_tokenizer_init"}
+log = logging.getLogger("quire")
+
+# Keywords of vLLM's class that have no meaning here, with the reason. Further ones are known to
+# quire serve, which tells them, too.
+NO_MODULES = "no step is run by PyTorch"
+SILENT = {
+    "allowed_local_media_path": "a prompt is text",
+    "block_size": "page_tokens is the setting",
+    "code_revision": "no code of a model folder is run",
+    "compilation_config": NO_MODULES,
+    "cuda_graph_sizes": "steps of all sizes are recorded as they come",
+    "cudagraph_capture_sizes": "steps of all sizes are recorded as they come",
+    "disable_async_output_proc": "it is always on",
+    "disable_cascade_attn": NO_MODULES,
+    "disable_log_requests": "no requests are logged",
+    "disable_log_stats": "no statistics are logged",
+    "distributed_executor_backend": "ranks are threads of one process",
+    "download_dir": "models are in the Hugging Face cache",
+    "enable_chunked_prefill": "it is always on",
+    "enforce_eager": NO_MODULES,
+    "hf_token": "nothing is fetched",
+    "limit_mm_per_prompt": "a prompt is text",
+    "max_parallel_loading_workers": "all threads load",
+    "max_seq_len_to_capture": "steps of all sizes are recorded as they come",
+    "mm_processor_cache_gb": "a prompt is text",
+    "mm_processor_kwargs": "a prompt is text",
+    "num_gpu_blocks_override": "num_pages is the setting",
+    "ray_workers_use_nsight": "there is no ray",
+    "skip_tokenizer_init": "prompts may be ids anyway",
+    "swap_space": "kv_host_bytes is the setting",
+    "tokenizer_mode": "there is one tokenizer",
+    "tokenizer_revision": "the tokenizer is the model's own",
+    "use_v2_block_manager": NO_MODULES,
+    "worker_cls": NO_MODULES,
+}
 
 # Options without a negative form: False is the absence of the option.
 OFF = {"trust_remote_code", "enable_log_requests", "enable_auto_tool_choice", "enable_lora"}
+
+# vLLM's older word for what a model does.
+RUNNERS = {"auto": "auto", "generate": "generate", "embed": "pooling", "embedding": "pooling",
+           "classify": "pooling", "score": "pooling", "reward": "pooling", "encode": "pooling",
+           "pooling": "pooling"}
 
 
 def find_model(model, revision=None):
@@ -53,9 +92,16 @@ def options_of(arguments):
     options = []
     for name, value in arguments.items():
         option = "--" + name.replace("_", "-")
-        if value is None or name in SILENT or (value is False and name in OFF):
+        if name in SILENT:
+            log.warning("LLM(%s=...) has no effect: %s", name, SILENT[name])
             continue
-        if name == "enable_lora":
+        if value is None or (value is False and name in OFF):
+            continue
+        if name == "task":
+            if value not in RUNNERS:
+                raise ValueError("task must be one of %s" % ", ".join(RUNNERS))
+            options += ["--runner", RUNNERS[value]]
+        elif name == "enable_lora":
             options += [option, "--lora-dir", "/"]  # any folder that a LoRARequest names
         elif name == "enable_sleep_mode":
             options += ["--sleep-after-s", str(SLEEP_S)] if value else []
@@ -118,7 +164,23 @@ class Tokenizer:
         return ids if tokenize else self.decode(ids)
 
 
-class LLM:
+def start_server(model, options):
+    """A server. A keyword that nothing has is a TypeError, as of any function."""
+    try:
+        server = Server(model, options)
+    except RuntimeError as e:
+        unknown = re.search(r'unknown option "--([\w-]+)', str(e))
+        if unknown:
+            raise TypeError("LLM() got an unexpected keyword argument '%s'"
+                            % unknown.group(1).replace("-", "_")) from None
+        raise
+    with open(server.log, errors="replace") as f:
+        for name, reason in re.findall(r"quire serve: --(\S+) has no effect: (.*)", f.read()):
+            log.warning("LLM(%s=...) has no effect: %s", name.replace("-", "_"), reason)
+    return server
+
+
+class LLM(Pooling):
     """A model. Further keywords are those of `quire serve`: vLLM's names and quire's settings."""
 
     def __init__(self, model, *, revision=None, served_model_name=None, tokenizer=None,
@@ -129,8 +191,8 @@ class LLM:
         if not isinstance(name, str):
             name = name[0]
         self.model = name
-        self.server = Server(find_model(model, revision),
-                             ["--served-model-name", name] + options_of(arguments))
+        self.server = start_server(find_model(model, revision),
+                                   ["--served-model-name", name] + options_of(arguments))
         self.tokenizer = Tokenizer(self.server)
         self.lock = threading.Lock()  # of the next two
         self.n_requests = 0
@@ -180,6 +242,11 @@ class LLM:
         told = self.server.json("/tokenize", {"prompt": prompt})
         return max(told["max_model_len"] - told["count"], 1)
 
+    def _request_id(self):
+        with self.lock:
+            self.n_requests += 1
+            return str(self.n_requests - 1)
+
     def _load(self, requests):
         """Load the adapters that are named for the first time."""
         for r in requests:
@@ -205,9 +272,7 @@ class LLM:
         begin, answer = self._complete(prompt, fields, lora)
         end = time.time()
         choices = sorted(answer["choices"], key=lambda c: c["index"])
-        with self.lock:
-            request_id = str(self.n_requests)
-            self.n_requests += 1
+        request_id = self._request_id()
         decode = self._decoder()
         told = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
         return outputs.RequestOutput(

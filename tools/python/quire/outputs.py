@@ -163,3 +163,74 @@ def metrics(text):
         else:
             found.append(Gauge(name, labels, value))
     return found
+
+
+class PoolingOutput:
+    """What the model pooled: a list of floats, or of lists where each token has a row. vLLM has a
+    tensor here; torch.tensor(output.data) makes it."""
+
+    def __init__(self, data):
+        self.data = data
+
+    def __eq__(self, other):
+        return type(other) is type(self) and other.data == self.data
+
+    def __repr__(self):
+        return "%s(%s)" % (type(self).__name__, ", ".join(
+            "%s=%r" % (k, v) for k, v in vars(self).items()))
+
+
+class EmbeddingOutput(PoolingOutput):
+    def __init__(self, embedding):
+        self.embedding = embedding
+
+    @property
+    def data(self):
+        return self.embedding
+
+    @property
+    def hidden_size(self):
+        return len(self.embedding)
+
+
+class ClassificationOutput(PoolingOutput):
+    def __init__(self, probs):
+        self.probs = probs
+
+    @property
+    def data(self):
+        return self.probs
+
+    @property
+    def num_classes(self):
+        return len(self.probs)
+
+
+class ScoringOutput(PoolingOutput):
+    def __init__(self, score):
+        self.score = score
+
+    @property
+    def data(self):
+        return self.score
+
+
+@dataclass
+class PoolingRequestOutput:
+    request_id: str
+    outputs: PoolingOutput
+    prompt_token_ids: List[int]
+    num_cached_tokens: int
+    finished: bool
+
+
+class EmbeddingRequestOutput(PoolingRequestOutput):
+    """outputs is an EmbeddingOutput."""
+
+
+class ClassificationRequestOutput(PoolingRequestOutput):
+    """outputs is a ClassificationOutput."""
+
+
+class ScoringRequestOutput(PoolingRequestOutput):
+    """outputs is a ScoringOutput."""

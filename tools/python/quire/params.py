@@ -31,6 +31,28 @@ class LoRARequest:
     lora_path: str
 
 
+@dataclass
+class PoolingParams:
+    """vLLM's fields of models that pool. None: as the model's folder says."""
+    truncate_prompt_tokens: Optional[int] = None
+    dimensions: Optional[int] = None
+    normalize: Optional[bool] = None
+    softmax: Optional[bool] = None
+    activation: Optional[bool] = None
+    use_activation: Optional[bool] = None
+    task: Optional[str] = None
+    extra_kwargs: Optional[Dict[str, Any]] = None  # further fields of the request
+
+    def clone(self):
+        return PoolingParams(**{f.name: getattr(self, f.name) for f in fields(self)})
+
+    def request(self):
+        body = {f.name: getattr(self, f.name) for f in fields(self)
+                if getattr(self, f.name) is not None}
+        body.update(body.pop("extra_kwargs", {}))
+        return body
+
+
 class GuidedDecodingParams(StructuredOutputsParams):
     """vLLM's older name."""
 
