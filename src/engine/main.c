@@ -321,7 +321,8 @@ static int main_open_queues(struct engine *e)
         .page_tokens = shape->page_tokens,
         .n_vocab = shape->n_vocab,
         .n_groups = shape->n_groups,
-        .has_drafts = limits.drafts != NULL && !draft_is_model(limits.drafts)};
+        .has_drafts = limits.drafts != NULL && !draft_is_model(limits.drafts) &&
+                      limits.drafts->method != DRAFT_FORCED};
     int rc = pages_open(&e->pages, shape->n_pages, shape->page_tokens);
 
     e->admission.max_num_queued_tokens = e->settings.max_num_queued_tokens;
@@ -338,6 +339,7 @@ static int main_open_queues(struct engine *e)
         rc = seq_pool_init(&e->pool, &of_seqs);
     if (rc == ERR_OK)
         rc = main_open_guide(e);
+    e->drafts.guide = &e->guide;
     if (rc == ERR_OK)
         rc = fill_init(e);
     if (rc == ERR_OK)

@@ -178,7 +178,8 @@ static int sched_lacks(const struct sched *s, const struct seq *seq)
 {
     if (sched_awaits_token(s, seq))
         return 0;
-    if (seq->draft.n_ahead > 0 || (seq->draft.is_on && seq->n_pending > 0))
+    if (seq->draft.n_ahead > 0 ||
+        ((seq->draft.is_on || seq->draft.is_forced) && seq->n_pending > 0))
         return 0; /* the draft's outcome is known only after the step */
     if (seq->n_pending > 0 && seq->n_tokens + seq->n_pending >= seq->tokens_max)
         return 0;

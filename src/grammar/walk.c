@@ -418,6 +418,8 @@ int walk_accept(struct walk_work *work, const struct automaton *automaton,
     return walk_bytes(work, automaton, walk, trie_text(trie) + at, n);
 }
 
+#define WALK_BYTE_STEPS 64 /* a configuration's 256 edges take as long as so many steps */
+
 /* The only byte for which a closed set has an edge; -1 when there are several or none. */
 static int walk_only_byte(const struct walk_work *work, const struct set *set)
 {
@@ -454,6 +456,7 @@ size_t walk_forced(struct walk_work *work, const struct automaton *automaton,
         int byte;
 
         walk_set_close(work, &set);
+        work->steps += set.n * WALK_BYTE_STEPS;
         /* If the output may end here, no byte is forced. */
         if (work->failed || set.bottom)
             byte = -1;

@@ -9,13 +9,14 @@ import random
 import threading
 import time
 
-from drawn import LINES, TEXT, ask, draw
+from drawn import CHAT, LINES, REPORT, TEXT, TOOLS, ask, draw
 from harness import DEVICE, Stack, Tap, crowd, need_nginx, until
 
 need_nginx()
 tap = Tap()
 SEED = int(os.environ.get("SEED", "1"))
 N_REQUESTS = int(os.environ.get("N_REQUESTS", "100"))
+FORCED = '{"method": "forced"}'
 METHODS = ['{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 2, '
            '"prompt_lookup_max": 4}', '{"method": "suffix"}']
 def told(s):
@@ -28,13 +29,47 @@ def edits(s):
     return dict(prompt=LINES[1] * 30, max_tokens=200, temperature=0, ignore_eos=True)
 
 
+def forms(s):
+    """Outputs that their form leaves little choice about."""
+    for temperature in (0, 0.8):
+        for seed in range(4):
+            more = dict(temperature=temperature, seed=seed, max_tokens=120)
+            ask_chat = s.chat("What is the weather? %d" % seed)
+            yield CHAT, dict(ask_chat, response_format={"type": "json_schema", "json_schema": {
+                "name": "report", "strict": True, "schema": REPORT}}, **more)
+            yield CHAT, dict(ask_chat, tools=TOOLS, tool_choice="required", **more)
+            yield TEXT, dict(s.completion("A letter:"), structured_outputs={
+                "regex": "Dear (Sir|Madam), I am pleased to announce that [a-z]{3,9} is here."}, **more)
+
+
+def ask_forms(s):
+    """The answers to forms(), and the steps that they took."""
+    before = s.metric("quire:steps_total")
+    return [ask(s, *r) for r in forms(s)], s.metric("quire:steps_total") - before
+
+
 with Stack(engine=["--max-num-seqs", 16]) as s:
+    want_forms, plain_form_steps = ask_forms(s)
     draws = random.Random(SEED)
     requests = [draw(draws, s) for _ in range(N_REQUESTS)]
     want = [ask(s, path, body) for path, body in requests]
     before = s.metric("quire:steps_total")
     edited = ask(s, TEXT, edits(s))
     plain_steps = s.metric("quire:steps_total") - before
+
+tap.section("forms")
+for method in METHODS + [FORCED]:
+    name = json.loads(method)["method"]
+    with Stack(engine=["--max-num-seqs", 16, "--speculative-config", method]) as s:
+        got, steps = ask_forms(s)
+        tap.ok(DEVICE != "cpu" or got == want_forms, "%s: %d outputs with a form, as without drafts"
+               % (name, len(got)))
+        said = told(s)
+        tap.ok(1.5 * steps < plain_form_steps and said["accepted_tokens"] > 0.5 * said["draft_tokens"],
+               "in two thirds of the steps, and most drafts right", "%d of %d steps, %s" %
+               (steps, plain_form_steps, said))
+        tap.note("%s: %d of %d steps, %d tokens, %s" % (name, steps, plain_form_steps,
+                                                        sum(g[1][1] for g in got), said))
 
 for method in METHODS:
     name = json.loads(method)["method"]
