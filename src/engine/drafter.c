@@ -124,7 +124,7 @@ static int drafter_alloc(struct engine *e)
     return ERR_OK;
 }
 
-/* As trial_shape() (trial.c): the first guess of what steps take, corrected by each of them. */
+/* As trial_shape() (trial.c): the first guess of the time of steps, corrected by each of them. */
 static void drafter_guess_cost(struct drafter *d)
 {
     const struct model_shape *shape = d->shape;
@@ -196,7 +196,7 @@ int drafter_wake(struct drafter *d)
     return rc;
 }
 
-/* --- what the drafter has ------------------------------------------------------------------- */
+/* --- the drafter's keys ----------------------------------------------------------------------- */
 
 /* seq was admitted: its cached prefix may be the drafter's as well, up to the first page that is
  * not. The page that seq got a copy of for its first tokens is not the drafter's for long. */
@@ -349,7 +349,7 @@ static void drafter_choose_most(struct engine *e)
 }
 
 /* Set d->counts: of all sequences the depth that promises the most tokens per time, less of those
- * whose further drafts are not worth what one costs. Sequences with none leave the list. */
+ * whose further drafts are not worth the time of one. Sequences with none leave the list. */
 static void drafter_choose(struct engine *e)
 {
     struct drafter *d = &e->drafter;
@@ -446,9 +446,9 @@ static void drafter_catch_up(struct drafter *d, struct seq *seq, int end)
     seq->draft.n_beside += n;
 }
 
-/* The first step: all that the drafter lacks of the sequences that get drafts. One that it lacks
- * too much of is left for a later pass. */
-static void drafter_fill_first(struct engine *e)
+/* A row in the first step for each sequence that gets drafts, behind the tokens that `add` adds of
+ * it. Where it returns false, or pages are missing, the sequence leaves the list. */
+static void drafter_fill_first(struct engine *e, bool add(struct engine *, struct seq *))
 {
     struct drafter *d = &e->drafter;
     int n = 0;
@@ -457,10 +457,7 @@ static void drafter_fill_first(struct engine *e)
     for (int i = 0; i < d->n_seqs; i++) {
         struct seq *seq = d->seqs[i];
 
-        if (!tables_grow(&e->sched.tables, seq, seq->n_tokens + d->counts[i]))
-            continue;
-        drafter_catch_up(d, seq, seq->n_tokens);
-        if (seq->draft.n_beside < seq->n_tokens)
+        if (!tables_grow(&e->sched.tables, seq, seq->n_tokens + d->counts[i]) || !add(e, seq))
             continue;
         d->at[n] = d->batch.n_rows;
         drafter_add_row(d, seq, seq->n_tokens);
@@ -468,6 +465,13 @@ static void drafter_fill_first(struct engine *e)
         d->seqs[n++] = seq;
     }
     d->n_seqs = n;
+}
+
+/* All that the drafter lacks of seq. Too much of it is left for a later pass. */
+static bool drafter_add_lacking(struct engine *e, struct seq *seq)
+{
+    drafter_catch_up(&e->drafter, seq, seq->n_tokens);
+    return seq->draft.n_beside == seq->n_tokens;
 }
 
 /* Prompts that the target computes are computed beside it. */
@@ -533,30 +537,22 @@ static void drafter_absorb_from(struct engine *e, struct seq *seq, int idx)
     drafter_absorb(e, seq, row_0, batch->kv_len[idx] - n);
 }
 
+/* All tokens of seq that a head lacks, if the target's last step has some. */
+static bool drafter_add_absorbed(struct engine *e, struct seq *seq)
+{
+    int idx = drafter_find_start(e, seq), before = e->drafter.batch.n_tokens;
+
+    if (idx >= 0)
+        drafter_absorb_from(e, seq, idx);
+    return e->drafter.batch.n_tokens > before && seq->draft.n_beside == seq->n_computed;
+}
+
 /* The first step of a head: all new tokens of sequences that want drafts, those first that get
  * some now. */
 static void drafter_fill_head(struct engine *e)
 {
-    struct drafter *d = &e->drafter;
-    int n = 0;
-
-    drafter_clear(&d->batch);
-    d->batch.hidden = (struct batch_hidden){.of_target = true, .rows = d->hidden};
-    for (int i = 0; i < d->n_seqs; i++) {
-        struct seq *seq = d->seqs[i];
-        int idx = drafter_find_start(e, seq), before = d->batch.n_tokens;
-
-        if (idx < 0 || !tables_grow(&e->sched.tables, seq, seq->n_tokens + d->counts[i]))
-            continue;
-        drafter_absorb_from(e, seq, idx);
-        if (d->batch.n_tokens == before || seq->draft.n_beside < seq->n_computed)
-            continue;
-        d->at[n] = d->batch.n_rows;
-        drafter_add_row(d, seq, seq->n_tokens);
-        d->counts[n] = d->counts[i];
-        d->seqs[n++] = seq;
-    }
-    d->n_seqs = n;
+    e->drafter.batch.hidden = (struct batch_hidden){.of_target = true, .rows = e->drafter.hidden};
+    drafter_fill_first(e, drafter_add_absorbed);
     for (int i = 0; i < e->sched.n_running; i++) {
         struct seq *seq = e->sched.running[i];
         int idx = seq->draft.is_on ? drafter_find_start(e, seq) : -1;
@@ -682,7 +678,7 @@ int drafter_pass(struct engine *e)
     if (d->is_head) {
         drafter_fill_head(e);
     } else {
-        drafter_fill_first(e);
+        drafter_fill_first(e, drafter_add_lacking);
         drafter_fill_prompts(e);
     }
     if (d->batch.n_tokens == 0)
