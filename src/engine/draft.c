@@ -16,20 +16,20 @@
 #include "engine/seq.h"
 #include "engine/think.h"
 
-#define DRAFT_STREAK       3    /* correct guesses before drafts begin */
-#define DRAFT_TRIES        8    /* earlier places that are compared */
-#define DRAFT_DEPTH        64   /* tokens compared at each */
-#define DRAFT_REST         8    /* tokens without drafts after one that was all wrong */
-#define DRAFT_RESTS        512  /* the longest such pause */
-#define DRAFT_NGRAMS       5    /* vLLM's default of prompt_lookup_min and _max */
-#define DRAFT_INDEXED      4096 /* tokens of a long prompt indexed per step: some 50 us */
-#define DRAFT_DECAY        4    /* a difference divides the number of agreeing tokens by this */
-#define DRAFT_HOLD         2    /* a place with fewer agreeing tokens is given up */
-#define DRAFT_PRESET       3    /* tokens per draft of a model without num_speculative_tokens */
-#define DRAFT_SHARE        0.7f /* of a model's drafts that are right, before any was computed */
-#define DRAFT_FORCED_RESTS 16   /* the longest pause of forced drafts, tokens */
-#define DRAFT_SHARE_MIN 0.01f /* 0 says that none was computed */
-#define DRAFT_WEIGHT       0.1f /* of a draft in the running mean of that share */
+#define DRAFT_STREAK       3     /* correct guesses before drafts begin */
+#define DRAFT_TRIES        8     /* earlier places that are compared */
+#define DRAFT_DEPTH        64    /* tokens compared at each */
+#define DRAFT_REST         8     /* tokens without drafts after one that was all wrong */
+#define DRAFT_RESTS        512   /* the longest such pause */
+#define DRAFT_NGRAMS       5     /* vLLM's default of prompt_lookup_min and _max */
+#define DRAFT_INDEXED      4096  /* tokens of a long prompt indexed per step: some 50 us */
+#define DRAFT_DECAY        4     /* a difference divides the number of agreeing tokens by this */
+#define DRAFT_HOLD         2     /* a place with fewer agreeing tokens is given up */
+#define DRAFT_PRESET       3     /* tokens per draft of a model without num_speculative_tokens */
+#define DRAFT_SHARE        0.7f  /* of a model's drafts that are right, before any was computed */
+#define DRAFT_FORCED_RESTS 16    /* the longest pause of forced drafts, tokens */
+#define DRAFT_SHARE_MIN    0.01f /* 0 says that none was computed */
+#define DRAFT_WEIGHT       0.1f  /* of a draft in the running mean of that share */
 
 /* --- options -------------------------------------------------------------------------------- */
 
@@ -351,6 +351,14 @@ static void draft_forbid(const struct draft_options *o, struct seq *seq, int n)
         draft->is_on = false;
 }
 
+/* Forced drafts, where there is room for `most`. */
+static int draft_most_forced(const struct draft *draft, int most)
+{
+    if (draft->n_forced_rest > 0)
+        return 0;
+    return draft->forced_length == 0 || draft->forced_length > most ? most : draft->forced_length;
+}
+
 void draft_propose(const struct draft_options *o, struct seq *seq, int most)
 {
     struct draft *draft = &seq->draft;
@@ -367,9 +375,9 @@ void draft_propose(const struct draft_options *o, struct seq *seq, int most)
     if (drafts.n > most)
         drafts.n = most;
     if (o->guide != NULL && most > 0 && draft_may(seq)) {
-        int n = drafts.n;
+        int n = drafts.n, n_forced = draft_most_forced(draft, most - n);
 
-        drafts = guide_draft(o->guide, seq, n, draft->n_forced_rest == 0 ? most : n);
+        drafts = guide_draft(o->guide, seq, n, n + n_forced);
         if (drafts.n_kept < n)
             draft_forbid(o, seq, drafts.n_kept);
         draft->n_forced = drafts.n - drafts.n_kept;
@@ -407,9 +415,14 @@ static void draft_learn_share(const struct draft_options *o, struct draft *draft
     draft->n_made = 0;
 }
 
-/* Forced drafts are guesses of how bytes are cut into tokens: wrong ones at first make them rest. */
-static void draft_learn_forced(struct draft *draft, int n_right)
+/* Forced drafts are guesses of how bytes are cut into tokens. So there are more of them while all are
+ * right, fewer after wrong ones, and none for a while where not even the first one was right. */
+static void draft_learn_forced(struct draft *draft, int n, int n_right)
 {
+    if (n_right < n)
+        draft->forced_length = n_right + 1;
+    else if (draft->forced_length < DRAFT_MAX)
+        draft->forced_length *= 2;
     if (n_right > 0) {
         draft->forced_backoff = 0;
         return;
@@ -455,7 +468,7 @@ void draft_learn(const struct draft_options *o, struct seq *seq, int n, int n_ri
     int own_right = n_right < own ? n_right : own;
 
     if (n > own && n_right >= own)
-        draft_learn_forced(draft, n_right - own);
+        draft_learn_forced(draft, n - own, n_right - own);
     if (draft_is_model(o))
         draft_learn_share(o, draft, own, own_right);
     else if (own > 0)

@@ -79,6 +79,7 @@ struct draft {
     bool is_forced;     /* forced ones follow the last token: the sequence does not run ahead */
     int n_forced_rest;  /* tokens until forced ones may come again */
     int forced_backoff; /* length of the next such rest */
+    int forced_length;  /* of the next forced ones at most; 0: any number */
     /* Of a drafter's drafts (drafter.h): */
     int n_beside; /* tokens whose keys and values the drafter has; of known tokens alone, a head of
                      * those whose next token is known */

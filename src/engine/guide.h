@@ -172,8 +172,9 @@ bool guide_has_ended(const struct guide *g, const struct seq *seq, int32_t id);
 
 /* Before a plan, when all tokens of seq are known, with n drafts behind them: the first n_kept may
  * come; behind them, up to n of at most `most`, are tokens of the bytes that the automaton leaves no
- * choice about, written after the drafts. Which tokens such bytes are cut into is the model's choice:
- * the longest ones are a guess, and certain only if no other token is allowed. */
+ * choice about but white space (walk_likely()), written after the drafts. Which tokens such bytes are
+ * cut into is the model's choice: the longest ones are a guess, and certain only if no other token is
+ * allowed. */
 struct guide_drafts {
     int n_kept, n;
 };

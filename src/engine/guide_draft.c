@@ -4,9 +4,10 @@
  * choice. Both look ahead on a copy of the sequence's walk, on the engine's thread, so each look is
  * bounded: an automaton that exceeds GUIDE_DRAFT_STEPS has no drafts from then on.
  *
- * An automaton says bytes: behind {"na it may leave no choice but me": and the model may cut these
- * into tokens as it likes, down to single bytes. It mostly takes the longest ones, as the tokenizer
- * does, so these are the drafts; like all drafts they are compared with what is sampled. */
+ * An automaton says bytes: behind {"na it leaves no choice but me": and the model may cut these into
+ * tokens as it likes, down to single bytes. It mostly takes the longest ones, as the tokenizer does,
+ * and little white space where it is free to choose. So these are the drafts; like all drafts they are
+ * compared with the sampled tokens. */
 #include "engine/guide.h"
 
 #define GUIDE_DRAFT_STEPS  40000 /* of one look: 200 us; one at {"name": takes 2,000 */
@@ -66,15 +67,27 @@ static int guide_keep(struct guide *g, struct seq *seq, int n, uint32_t *steps)
     return n;
 }
 
-/* Write at most `most` tokens of the bytes that follow the walk ahead without a choice. */
-static int guide_force(struct guide *g, const struct seq *seq, int32_t *to, int most,
-                       uint32_t *steps)
+/* The last byte of a token; 0: it has no text. */
+static char guide_last_byte(const struct token_trie *vocab, int32_t id)
+{
+    const uint32_t *at = trie_text_at(vocab);
+
+    if ((uint32_t)id >= vocab->n_vocab || at[id + 1] == at[id])
+        return '\0';
+    return (char)trie_text(vocab)[at[id + 1] - 1];
+}
+
+/* Write at most `most` tokens, to `to` behind the last draft that may come, of the bytes that follow
+ * the walk ahead. */
+static int guide_force(struct guide *g, const struct seq *seq, int32_t before, int32_t *to,
+                       int most, uint32_t *steps)
 {
     const struct guide_automaton *automaton = seq->automaton;
-    char bytes[GUIDE_FORCED_BYTES];
-    size_t len = walk_forced(g->works[0], automaton->a, g->ahead[0], bytes, sizeof bytes), at = 0;
+    char bytes[GUIDE_FORCED_BYTES], last = guide_last_byte(automaton->vocab, before);
+    size_t len, at = 0;
     int n = 0;
 
+    len = walk_likely(g->works[0], automaton->a, g->ahead[0], last, bytes, sizeof bytes);
     if (!guide_look(g, seq, steps))
         return 0;
     while (n < most && at < len) {
@@ -97,8 +110,11 @@ struct guide_drafts guide_draft(struct guide *g, struct seq *seq, int n, int mos
     if (seq->automaton != NULL && !guide_arrive(g, seq, &steps))
         return out;
     out.n_kept = out.n = guide_keep(g, seq, n, &steps);
-    if (seq->automaton != NULL && !seq->automaton->is_slow && out.n < most)
-        out.n += guide_force(g, seq, seq->tokens + seq->n_tokens + out.n, most - out.n, &steps);
+    if (seq->automaton != NULL && !seq->automaton->is_slow && out.n < most) {
+        int32_t *to = seq->tokens + seq->n_tokens + out.n;
+
+        out.n += guide_force(g, seq, to[-1], to, most - out.n, &steps);
+    }
     return out;
 }
 
@@ -108,5 +124,5 @@ bool guide_is_forced(struct guide *g, struct seq *seq)
     uint32_t steps = 0;
 
     return seq->automaton != NULL && guide_arrive(g, seq, &steps) &&
-           guide_force(g, seq, ids, 2, &steps) == 2;
+           guide_force(g, seq, seq->tokens[seq->n_tokens - 1], ids, 2, &steps) == 2;
 }

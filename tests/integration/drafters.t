@@ -10,7 +10,7 @@ import random
 import threading
 import time
 
-from drawn import LINES, TEXT, ask, draw
+from drawn import FORMS, LINES, TEXT, ask, draw
 from harness import DEVICE, LONG, MODEL, SRCDIR, Stack, Tap, crowd, need_nginx, until
 from twin import eagle_head, first_layers, folder, windows
 
@@ -28,14 +28,22 @@ def told(s):
 
 def compare(s, which, name):
     """Are the answers of requests `which` those of a server without drafts, one after another?"""
-    wrong = []
+    wrong, n_forms, of_forms = [], 0, {"draft_tokens": 0, "accepted_tokens": 0}
     for i in which:
-        got, w = ask(s, *requests[i]), want[i]
+        before, w = told(s), want[i]
+        got = ask(s, *requests[i])
+        if any(k in requests[i][1] for k in FORMS):
+            n_forms += 1
+            for k, n in told(s).items():
+                of_forms[k] = of_forms.get(k, 0) + n - before[k]
         if not (got == w if DEVICE == "cpu" else got[0] == w[0]):
             wrong.append("%s %s\n  want %s\n  got  %s" % (requests[i][0], json.dumps(requests[i][1]),
                                                          w, got))
     tap.ok(not wrong, "%s: %d random requests, SEED=%d: each as without drafts"
            % (name, len(which), SEED), "%d wrong\n%s" % (len(wrong), "\n".join(wrong[:3])))
+    tap.ok(n_forms > 0 and of_forms["accepted_tokens"] > 0,
+           "%s: some drafts are right where the output has a form" % name, of_forms)
+    tap.note("%d with a form: %s" % (n_forms, of_forms))
 
 
 def compare_crowd(s, which, name):
