@@ -464,7 +464,8 @@ static void draft_learn_place(const struct draft_options *o, struct draft *draft
 void draft_learn(const struct draft_options *o, struct seq *seq, int n, int n_right)
 {
     struct draft *draft = &seq->draft;
-    int own = n > draft->n_forced ? n - draft->n_forced : 0;
+    int n_forced = draft->n_forced > 0 ? draft->n_forced : 0;
+    int own = n > n_forced ? n - n_forced : 0;
     int own_right = n_right < own ? n_right : own;
 
     if (n > own && n_right >= own)

@@ -75,6 +75,7 @@ struct draft {
     bool was_wrong;     /* no token of the last draft was right */
     int n;              /* drafts in the plan: they are after the known tokens */
     int n_ahead;        /* drafts of the step in flight */
+    int n_cut;          /* of these, the last: no mask could be made behind them */
     int n_forced;       /* of these or of n, the last: forced ones */
     bool is_forced;     /* forced ones follow the last token: the sequence does not run ahead */
     int n_forced_rest;  /* tokens until forced ones may come again */

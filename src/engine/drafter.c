@@ -245,11 +245,14 @@ static bool drafter_wants(const struct engine *e, const struct seq *seq)
            seq->n_tokens + e->drafts.n_tokens < e->drafter.shape->max_model_len;
 }
 
-/* Are all tokens of seq known, and all but the last computed? */
-static bool drafter_is_ready(const struct seq *seq)
+/* Are all tokens of seq known, and all but the last computed? A head needs their residuals; to a model
+ * it does not matter that a state computes some again. */
+static bool drafter_is_ready(const struct drafter *d, const struct seq *seq)
 {
+    int n = seq->n_tokens - seq->n_computed;
+
     return seq->n_pending == 0 && seq->n_ahead == 0 && !seq->is_late &&
-           seq->n_tokens - seq->n_computed == 1;
+           (n == 1 || (!d->is_head && seq_decodes(seq, n)));
 }
 
 /* Drafts that seq can take at most. */
@@ -278,7 +281,8 @@ static void drafter_collect(struct engine *e)
             continue;
         must(seq->draft.is_traced);
         drafter_mark(e, seq);
-        if (drafter_is_ready(seq) && drafter_most(e, seq) > 0 && d->n_seqs < d->shape->max_num_seqs)
+        if (drafter_is_ready(d, seq) && drafter_most(e, seq) > 0 &&
+            d->n_seqs < d->shape->max_num_seqs)
             d->seqs[d->n_seqs++] = seq;
     }
 }
@@ -483,7 +487,7 @@ static void drafter_fill_prompts(struct engine *e)
         struct seq *seq = e->sched.running[i];
         int end = seq->n_computed + seq->n_ahead;
 
-        if (seq->draft.is_on && !drafter_is_ready(seq))
+        if (seq->draft.is_on && !drafter_is_ready(d, seq))
             drafter_catch_up(d, seq, end < seq->n_tokens ? end : seq->n_tokens);
     }
 }

@@ -137,7 +137,7 @@ static void fill_sampled_rows(struct engine *e, struct engine_step *step, struct
     for (int at = first; at <= kv_len; at++)
         fill_sampled_row(e, step, seq, e->batch.n_tokens - 1 - (kv_len - at));
     seq->draft.n_ahead = seq->draft.n;
-    seq->draft.n = 0;
+    seq->draft.n = seq->draft.n_cut = 0;
 }
 
 /* The token ids of seq's plan: known ones, then its drafts, or the token that a step in flight
@@ -275,17 +275,17 @@ static void fill_skip(struct engine_step *step, struct seq *seq, int r)
         if (step->seqs[i] != seq)
             continue;
         step->counts[i] -= n;
-        step->drafts[i] = step->drafts[i] > n ? step->drafts[i] - n : 0;
-        seq->draft.n_ahead = step->drafts[i];
+        step->drafts[i] = 0;
     }
-    seq->row_ahead = r - 1; /* if seq has another row */
+    seq->draft.n_ahead = 0;
     seq->n_ahead -= n;
     seq->n_pending -= n;
     seq->n_owed -= n * seq_token_records(seq);
 }
 
 /* Look at the masks that were not made: a late one skips its row, an impossible one ends its
- * sequence with an error; behind a draft, which may be wrong, either ends the drafts before it. */
+ * sequence with an error; behind a draft, which may be wrong, either ends the drafts before it: the
+ * samples of its row and of those behind it do not count. */
 static void fill_look(struct engine *e, struct engine_step *step)
 {
     for (int r = 0; r < step->n_rows; r++) {
@@ -297,7 +297,9 @@ static void fill_look(struct engine *e, struct engine_step *step)
         job = &e->guide.jobs[e->batch.extras[extra].mask];
         if (job->rc == ERR_OK)
             continue;
-        if (job->rc == ERR_AGAIN || job->n_drafts > 0)
+        if (job->n_drafts > 0)
+            job->q->draft.n_cut++;
+        else if (job->rc == ERR_AGAIN)
             fill_skip(step, job->q, r);
         else
             publish_finish(e, job->q, WIRE_FIN_ERROR, job->rc);

@@ -284,19 +284,6 @@ static int main_read_drafts(struct engine *e)
     return ERR_INVALID;
 }
 
-/* Drafts need a cache that can forget wrong tokens; a recurrent state cannot. */
-static int main_check_drafts(struct engine *e)
-{
-    for (int group = 0; group < e->shape->n_groups && e->drafts.method != DRAFT_NONE; group++) {
-        if (e->shape->groups[group].kind != CACHE_STATE)
-            continue;
-        log_warn("engine: speculative_config is not used: the model has recurrent layers");
-        e->drafts.method = DRAFT_NONE;
-        drafter_close(&e->drafter);
-    }
-    return drafter_join(e);
-}
-
 /* The scheduler, the pool of sequences and everything whose size depends on the model. */
 static int main_open_queues(struct engine *e)
 {
@@ -387,7 +374,7 @@ static int main_open(struct engine *e)
     if (rc == ERR_OK)
         rc = main_open_model(e);
     if (rc == ERR_OK)
-        rc = main_check_drafts(e);
+        rc = drafter_join(e);
     if (rc == ERR_OK)
         rc = main_open_store(e);
     if (rc == ERR_OK)

@@ -11,7 +11,8 @@ import threading
 import time
 
 from drawn import FORMS, LINES, TEXT, ask, draw
-from harness import DEVICE, LONG, MODEL, SRCDIR, Stack, Tap, crowd, need_nginx, until
+from harness import DEVICE, LONG, MODEL, Stack, Tap, crowd, need_nginx, until
+import twin
 from twin import eagle_head, first_layers, folder, windows
 
 need_nginx()
@@ -139,10 +140,43 @@ with Stack(engine=PLAIN + ["--sleep-after-s", 1] + speculation(MODEL)) as s:
     tap.ok(ask(s, *requests[longer[0]]) == first == want[longer[0]], "awake with the same text")
 
 tap.section("states")
-states = os.path.join(SRCDIR, "tests", "golden", "toy-states")
-s = Stack(engine=["--model", states] + speculation(states), nginx=False, n_fronts=0)
-tap.ok(until(lambda: "the model has recurrent layers" in s.logs(), 20), "drafts are not used", s.logs()[-300:])
-s.stop()
+STATES = [("states and windows", twin.states("rfwrwf")), ("Gated DeltaNet", twin.delta()),
+          ("Mamba-2", twin.mamba()), ("Mamba-2 beside attention", twin.mamba("bbbbbb"))]
+ROOM = ["--max-num-seqs", 16, "--max-model-len", 512]
+
+
+def compare_states(model, name, config, options, mine):
+    """A state has taken in the drafts: wrong ones are undone."""
+    some = every[:N_FEW]
+    with Stack(engine=["--model", model, "--speculative-config", json.dumps(config)] + options) as s:
+        got = [ask(s, *requests[i]) for i in some]
+        wrong = [requests[i] for i, g, w in zip(some, got, mine) if g != w]
+        tap.ok(DEVICE != "cpu" or not wrong, "%s: %d random requests, each as without drafts"
+               % (name, len(some)), json.dumps(wrong[:2]))
+        said = told(s)
+        tap.ok(said["accepted_tokens"] > 0 and ("model" not in config or
+               said["accepted_tokens"] < said["draft_tokens"]), "drafts were right, and wrong", said)
+        tap.note("%s: %s" % (name, said))
+        got = crowd(len(some), lambda i: ask(s, *requests[some[i]]))
+        tap.ok(DEVICE != "cpu" or got == mine, "%s: a crowd as each alone" % name)
+        tap.ok(s.idle(), "nothing is left behind")
+        return s.metric("vllm:num_preemptions_total")
+
+
+EVER = {"model": MODEL, "num_speculative_tokens": 3, "adaptive": False}
+for kind, model in STATES:
+    with Stack(engine=["--model", model] + ROOM) as s:
+        mine = [ask(s, *requests[i]) for i in every[:N_FEW]]
+    compare_states(model, kind + ", ngram", {"method": "ngram"}, ROOM, mine)
+    compare_states(model, kind + ", a model", EVER, ROOM, mine)
+    if model != STATES[1][1]:
+        continue
+    n = compare_states(model, kind + ", few pages", EVER, ROOM + ["--num-pages", 64], mine)
+    tap.ok(n > 0, "some are preempted", n)
+    for option in "--tensor-parallel-size", "--pipeline-parallel-size":
+        with Stack(engine=["--model", model, option, 2] + ROOM) as s:
+            mine = [ask(s, *requests[i]) for i in every[:N_FEW]]
+        compare_states(model, kind + " " + option, EVER, ROOM + [option, 2], mine)
 
 tap.section("settings")
 for config, why in (({"method": "draft_model"}, "'model' must be"),
