@@ -567,7 +567,8 @@ bool tables_keep(struct tables *t, struct seq *seq, int n_running)
     if (t->n_state_pages == 0)
         return true;
     must(seq->n_ahead == 0 && seq->kept.at == 0);
-    if (seq->n_computed == 0 || pages_free(t->pages) < t->n_state_pages + tables_margin(t, n_running) ||
+    if (seq->n_computed == 0 ||
+        pages_free(t->pages) < t->n_state_pages + tables_margin(t, n_running) ||
         t->n_copies + t->n_state_pages > t->copies_cap)
         return false;
     tables_copy_states(t, seq, &seq->kept, seq->n_computed);
