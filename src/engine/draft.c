@@ -102,6 +102,8 @@ static int draft_read_model(struct draft_options *out, const struct json *o, cha
     if (adaptive != NULL && adaptive->kind != JSON_BOOL)
         return draft_refuse(why, cap, "adaptive", "true or false");
     out->is_fixed = adaptive != NULL && !adaptive->flag;
+    if (model == NULL && out->method == DRAFT_MTP)
+        return draft_read_count(o, "draft_tensor_parallel_size", 1, &n_devices, why, cap);
     if (model == NULL || model->text_len == 0 || model->text_len >= sizeof out->model ||
         json_has_nul(model))
         return draft_refuse(why, cap, "model", "the folder of the drafter");
@@ -131,12 +133,17 @@ static int draft_read_object(struct draft_options *out, const struct json *o, ch
         out->method = DRAFT_EAGLE3;
         n_tokens = DRAFT_PRESET;
         rc = draft_read_model(out, o, why, cap);
+    } else if (json_is_text(method, "mtp")) {
+        out->method = DRAFT_MTP;
+        n_tokens = DRAFT_PRESET;
+        rc = draft_read_model(out, o, why, cap);
     } else if (json_is_text(method, "forced")) {
         out->method = DRAFT_FORCED;
         rc = ERR_OK;
     } else {
-        return draft_refuse(why, cap, "method",
-                            "\"draft_model\", \"eagle3\", \"forced\", \"ngram\" or \"suffix\"");
+        return draft_refuse(
+            why, cap, "method",
+            "\"draft_model\", \"eagle3\", \"forced\", \"mtp\", \"ngram\" or \"suffix\"");
     }
     if (rc == ERR_OK)
         rc = draft_read_count(o, "num_speculative_tokens", 1 << 16, &n_tokens, why, cap);

@@ -10,7 +10,7 @@
  *
  *   ngram   the tokens after an earlier occurrence of the text's last n_min to n_max tokens
  *   suffix  the tokens after the occurrence with the longest agreement; as many as agree
- *   draft_model, eagle3  a smaller model (drafter.h)
+ *   draft_model, eagle3, mtp  a smaller model (drafter.h)
  *   forced  of outputs with a form: tokens that the form leaves hardly a choice about. Every method
  *           has these too, behind its own
  *
@@ -41,6 +41,7 @@ enum draft_method {
     DRAFT_SUFFIX,
     DRAFT_MODEL,
     DRAFT_EAGLE3,
+    DRAFT_MTP,
     DRAFT_FORCED,
 };
 
@@ -53,7 +54,8 @@ struct draft_options {
     int n_max;     /* DRAFT_NGRAM: most tokens compared; DRAFT_SUFFIX: greatest length of a draft */
     double factor; /* DRAFT_SUFFIX: tokens of a draft per agreeing token */
     bool is_fixed; /* likewise: always n_tokens drafts, whatever becomes of them */
-    char model[DRAFT_MODEL_BYTES]; /* DRAFT_MODEL, DRAFT_EAGLE3: the drafter's folder */
+    char model
+        [DRAFT_MODEL_BYTES]; /* of a model: the drafter's folder; DRAFT_MTP: "" is the target's */
     struct guide *guide; /* borrowed for good: drafts keep to a request's form; NULL: no request has
                           * one */
 };
@@ -105,7 +107,7 @@ bool draft_may(const struct seq *seq);
 /* Does a model make the drafts, instead of the text before? */
 static inline bool draft_is_model(const struct draft_options *o)
 {
-    return o->method == DRAFT_MODEL || o->method == DRAFT_EAGLE3;
+    return o->method == DRAFT_MODEL || o->method == DRAFT_EAGLE3 || o->method == DRAFT_MTP;
 }
 
 /* The share of drafts that will be right after a right one, 0 to 1. */

@@ -5,6 +5,7 @@
  * results are needed at the end of the pass only. */
 #include "engine/drafter.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "base/clock.h"
@@ -22,7 +23,7 @@
 
 /* --- opening -------------------------------------------------------------------------------- */
 
-/* One device, and no pages yet. What the settings say of the target's weights does not hold. */
+/* One device, and no pages yet. The settings for the target's weights hold for its MTP layer alone. */
 int drafter_open(struct engine *e)
 {
     struct drafter *d = &e->drafter;
@@ -32,8 +33,12 @@ int drafter_open(struct engine *e)
 
     if (!draft_is_model(&e->drafts) || d->model != NULL)
         return ERR_OK;
+    if (e->drafts.method == DRAFT_MTP && e->drafts.model[0] == '\0')
+        (void)snprintf(e->drafts.model, sizeof e->drafts.model, "%s", e->settings.model);
     options.dir = e->drafts.model;
-    options.quantization = NULL;
+    options.is_mtp = e->drafts.method == DRAFT_MTP;
+    if (!options.is_mtp)
+        options.quantization = NULL;
     options.n_ranks = options.n_stages = options.n_nodes = 1;
     options.max_model_len = 0;
     options.num_pages = 0;
