@@ -20,7 +20,7 @@
  * in each pass, and the sequence runs without drafts meanwhile. Wrong drafts are forgotten by
  * position, as the target's are.
  *
- * An EAGLE-3 head is a drafter that reads the target's residuals of each token beside the next
+ * A head, of EAGLE-3 or an MTP layer, is a drafter that reads the target's residuals of each token beside the next
  * token (model/forward_eagle.c). So it takes the tokens of a step when that has ended, and before
  * another begins; of a position it has keys when the token behind it is known; and wrong and right
  * drafts alike are computed again from the target's residuals. It cannot catch up with tokens whose
@@ -58,7 +58,7 @@ struct drafter {
     int *counts;        /* int [max_num_seqs]: how many */
     int *at;            /* int [max_num_seqs]: the row of each in the step before */
     int32_t *hidden;    /* int32 [max_num_batched_tokens]: struct batch_hidden's rows */
-    bool is_head;       /* an EAGLE-3 head */
+    bool is_head;       /* of EAGLE-3, or an MTP layer */
     int n_seqs;
 };
 

@@ -138,5 +138,6 @@ int main(void)
         device = getenv("QUIRE_TEST_DEVICE");
     check("an EAGLE-3 head", "tests/golden/eagle3", "tests/golden/llama-gqa");
     check("an MTP layer", "tests/golden/mtp", "tests/golden/mtp");
+    check("an MTP layer with experts", "tests/golden/mtp-moe", "tests/golden/mtp-moe");
     return tap_done();
 }
