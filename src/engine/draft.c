@@ -256,8 +256,8 @@ int draft_most(const struct draft_options *o, const struct seq *seq)
     return wanted < 0 || wanted > o->n_tokens ? o->n_tokens : wanted;
 }
 
-/* No rows that are reported whole: there is room for one. Near the end of a reasoning's budget a row's
- * only token follows from the host's count; think_follow() may be some tokens behind. */
+/* No rows that are reported whole: there is room for one. Near the end of a reasoning's budget a
+ * row's only token follows from the host's count; think_follow() may be some tokens behind. */
 bool draft_may(const struct seq *seq)
 {
     return seq->request.generate.drafts != 1 && !seq_has_rows(seq) &&
@@ -319,8 +319,8 @@ void draft_follow(const struct draft_options *o, struct seq *seq)
     draft->is_on = draft->is_on || (draft->n_right >= DRAFT_STREAK && draft->n_rest == 0);
 }
 
-/* The text's own drafts are written after the known tokens in seq->tokens, where fill_tokens() finds
- * them; they do not count in n_tokens. Returns how many. */
+/* The text's own drafts are written after the known tokens in seq->tokens, where fill_tokens()
+ * finds them; they do not count in n_tokens. Returns how many. */
 static int draft_copy(const struct draft_options *o, struct seq *seq, int most)
 {
     struct draft *draft = &seq->draft;
@@ -346,8 +346,8 @@ static int draft_copy(const struct draft_options *o, struct seq *seq, int most)
     return n;
 }
 
-/* Of n drafts of the method a forbidden one cannot be sampled. A text's place is wrong then, and the
- * sequence may run ahead; a model has computed it in vain. */
+/* Of n drafts of the method a forbidden one cannot be sampled. A text's place is wrong then, and
+ * the sequence may run ahead; a model has computed it in vain. */
 static void draft_forbid(const struct draft_options *o, struct seq *seq, int n)
 {
     struct draft *draft = &seq->draft;
@@ -422,8 +422,9 @@ static void draft_learn_share(const struct draft_options *o, struct draft *draft
     draft->n_made = 0;
 }
 
-/* Forced drafts are guesses of how bytes are cut into tokens. So there are more of them while all are
- * right, fewer after wrong ones, and none for a while where not even the first one was right. */
+/* Forced drafts are guesses of how bytes are cut into tokens. So there are more of them while all
+ * are right, fewer after wrong ones, and none for a while where not even the first one was
+ * right. */
 static void draft_learn_forced(struct draft *draft, int n, int n_right)
 {
     if (n_right < n)

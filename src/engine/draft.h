@@ -100,8 +100,8 @@ struct seq;
 /* The most drafts of seq at a time: what its request or the engine wants. */
 int draft_most(const struct draft_options *o, const struct seq *seq);
 
-/* Can seq have drafts? Not if a token is reported with its whole row of logits, a reasoning is about
- * to reach its budget, or the automaton is too slow to look ahead. */
+/* Can seq have drafts? Not if a token is reported with its whole row of logits, a reasoning is
+ * about to reach its budget, or the automaton is too slow to look ahead. */
 bool draft_may(const struct seq *seq);
 
 /* Does a model make the drafts, instead of the text before? */
@@ -125,8 +125,8 @@ int draft_read_options(struct draft_options *out, const char *text, char *why,
 void draft_follow(const struct draft_options *o, struct seq *seq);
 
 /* Before a plan, when all tokens of seq are known and all but the last are computed: write at most
- * `most` drafts after them and set seq->draft.n. With an automaton: of the method's drafts those up to
- * the first that it forbids, then forced ones. */
+ * `most` drafts after them and set seq->draft.n. With an automaton: of the method's drafts those up
+ * to the first that it forbids, then forced ones. */
 void draft_propose(const struct draft_options *o, struct seq *seq, int most);
 
 /* Of the step's n drafts, n_right were right. */

@@ -23,7 +23,8 @@
 
 /* --- opening -------------------------------------------------------------------------------- */
 
-/* One device, and no pages yet. The settings for the target's weights hold for its MTP layer alone. */
+/* One device, and no pages yet. The settings for the target's weights hold for its MTP
+ * layer alone. */
 int drafter_open(struct engine *e)
 {
     struct drafter *d = &e->drafter;
@@ -250,8 +251,8 @@ static bool drafter_wants(const struct engine *e, const struct seq *seq)
            seq->n_tokens + e->drafts.n_tokens < e->drafter.shape->max_model_len;
 }
 
-/* Are all tokens of seq known, and all but the last computed? A head needs their residuals; to a model
- * it does not matter that a state computes some again. */
+/* Are all tokens of seq known, and all but the last computed? A head needs their residuals; to a
+ * model it does not matter that a state computes some again. */
 static bool drafter_is_ready(const struct drafter *d, const struct seq *seq)
 {
     int n = seq->n_tokens - seq->n_computed;

@@ -20,16 +20,17 @@
  * in each pass, and the sequence runs without drafts meanwhile. Wrong drafts are forgotten by
  * position, as the target's are.
  *
- * A head, of EAGLE-3 or an MTP layer, is a drafter that reads the target's residuals of each token beside the next
- * token (model/forward_eagle.c). So it takes the tokens of a step when that has ended, and before
- * another begins; of a position it has keys when the token behind it is known; and wrong and right
- * drafts alike are computed again from the target's residuals. It cannot catch up with tokens whose
- * residuals are gone, such as those of pages that came from a lower tier: it begins anew at the
- * next page, as if the text began there, which costs right drafts and nothing else.
+ * A head, of EAGLE-3 or an MTP layer, is a drafter that reads the target's residuals of each token
+ * beside the next token (model/forward_eagle.c). So it takes the tokens of a step when that has
+ * ended, and before another begins; of a position it has keys when the token behind it is known;
+ * and wrong and right drafts alike are computed again from the target's residuals. It cannot catch
+ * up with tokens whose residuals are gone, such as those of pages that came from a lower tier: it
+ * begins anew at the next page, as if the text began there, which costs right drafts and nothing
+ * else.
  *
  * How many drafts: the number that promises the most tokens per time, 0 included, from each
- * sequence's share of right drafts and from the time that steps of both models take (cost.h). A sequence
- * with none rests for some tokens.
+ * sequence's share of right drafts and from the time that steps of both models take (cost.h). A
+ * sequence with none rests for some tokens.
  *
  * The engine's thread alone. */
 #ifndef QUIRE_ENGINE_DRAFTER_H
@@ -81,7 +82,8 @@ void drafter_close(struct drafter *d);
 /* Before a plan: make drafts. Blocks until they are there. ERR_GPU. */
 int drafter_pass(struct engine *e) ERR_CHECKED;
 
-/* After a plan and its copies of pages: see which keys the drafter has of sequences that it admits. */
+/* After a plan and its copies of pages: see which keys the drafter has of sequences that the plan
+ * admits. */
 void drafter_admit(struct engine *e);
 
 /* A page of the target is copied for its first tokens: the drafter's too, if it has it. */

@@ -262,9 +262,9 @@ static bool fill_extra(struct engine *e, const struct engine_step *step, int r,
     return masked || x->n_top >= 0 || x->n_biases > 0;
 }
 
-/* The mask of seq's row is late: the step goes on without the row, and without those of seq's drafts
- * behind it. The tokens at these rows are computed again in the step that has the mask; their keys
- * and values are then overwritten, those of a known token with equal ones. */
+/* The mask of seq's row is late: the step goes on without the row, and without those of seq's
+ * drafts behind it. The tokens at these rows are computed again in the step that has the mask;
+ * their keys and values are then overwritten, those of a known token with equal ones. */
 static void fill_skip(struct engine_step *step, struct seq *seq, int r)
 {
     int n = 0;

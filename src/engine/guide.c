@@ -365,8 +365,8 @@ static void guide_ban_ends(const struct guide *g, const struct seq *seq, int n_t
         mask[g->eos[i] / 32] |= UINT32_C(1) << g->eos[i] % 32;
 }
 
-/* The elementary steps that seq's mask may take now. share: 1; 2 for masks behind drafts, which have
- * half of each bound. */
+/* The elementary steps that seq's mask may take now. share: 1; 2 for masks behind drafts, which
+ * have half of each bound. */
 static uint32_t guide_budget(struct guide *g, const struct seq *seq, uint32_t share)
 {
     uint32_t pass = GUIDE_PASS_STEPS * (uint32_t)pool_width(g->pool) / share;
@@ -486,8 +486,8 @@ static bool guide_forces(struct guide *g, struct guide_job *job)
     return true;
 }
 
-/* Make the mask of one job, on any worker: all tokens but those that a constraint forbids. rc: of the
- * job of the draft before, which seq's later ones follow. */
+/* Make the mask of one job, on any worker: all tokens but those that a constraint forbids. rc: of
+ * the job of the draft before, which seq's later ones follow. */
 static void guide_make(struct guide *guide, struct guide_job *job, int worker, int rc)
 {
     const struct seq *seq = job->q;

@@ -154,11 +154,11 @@ void guide_end(struct seq *seq);
 /* May the token after seq's pending ones be masked? Called before that token itself is pending. */
 bool guide_has_mask(struct seq *seq);
 
-/* The masks of a step: guide_clear(), then guide_add() for each row of a masked sequence, one for its
- * next token and one behind each draft; it returns the mask's index in model_masks(). Then
- * guide_run(), when all tokens before the masked ones are known, while the device computes. A job's rc reports that its sequence cannot continue (ERR_NO_TOKEN,
- * ERR_LIMIT), or that it has to skip this step: ERR_AGAIN, and is_late is set. Its mask then allows
- * everything. */
+/* The masks of a step: guide_clear(), then guide_add() for each row of a masked sequence, one for
+ * its next token and one behind each draft; it returns the mask's index in model_masks(). Then
+ * guide_run(), when all tokens before the masked ones are known, while the device computes. A job's
+ * rc reports that its sequence cannot continue (ERR_NO_TOKEN, ERR_LIMIT), or that it has to skip
+ * this step: ERR_AGAIN, and is_late is set. Its mask then allows everything. */
 void guide_clear(struct guide *g);
 int guide_add(struct guide *g, struct seq *seq);
 void guide_run(struct guide *g);
@@ -171,10 +171,10 @@ void guide_pass(struct guide *g, struct seq *const *running, int n_running);
 bool guide_has_ended(const struct guide *g, const struct seq *seq, int32_t id);
 
 /* Before a plan, when all tokens of seq are known, with n drafts behind them: the first n_kept may
- * come; behind them, up to n of at most `most`, are tokens of the bytes that the automaton leaves no
- * choice about but white space (walk_likely()), written after the drafts. Which tokens such bytes are
- * cut into is the model's choice: the longest ones are a guess, and certain only if no other token is
- * allowed. */
+ * come; behind them, up to n of at most `most`, are tokens of the bytes that the automaton leaves
+ * no choice about but white space (walk_likely()), written after the drafts. Which tokens such
+ * bytes are cut into is the model's choice: the longest ones are a guess, and certain only if no
+ * other token is allowed. */
 struct guide_drafts {
     int n_kept, n;
 };

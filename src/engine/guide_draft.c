@@ -4,10 +4,10 @@
  * choice. Both look ahead on a copy of the sequence's walk, on the engine's thread, so each look is
  * bounded: an automaton that exceeds GUIDE_DRAFT_STEPS has no drafts from then on.
  *
- * An automaton says bytes: behind {"na it leaves no choice but me": and the model may cut these into
- * tokens as it likes, down to single bytes. It mostly takes the longest ones, as the tokenizer does,
- * and little white space where it is free to choose. So these are the drafts; like all drafts they are
- * compared with the sampled tokens. */
+ * An automaton says bytes: behind {"na it leaves no choice but me": and the model may cut these
+ * into tokens as it likes, down to single bytes. It mostly takes the longest ones, as the tokenizer
+ * does, and little white space where it is free to choose. So these are the drafts; like all drafts
+ * they are compared with the sampled tokens. */
 #include "engine/guide.h"
 
 #define GUIDE_DRAFT_STEPS  40000 /* of one look: 200 us; one at {"name": takes 2,000 */
@@ -77,8 +77,8 @@ static char guide_last_byte(const struct token_trie *vocab, int32_t id)
     return (char)trie_text(vocab)[at[id + 1] - 1];
 }
 
-/* Write at most `most` tokens, to `to` behind the last draft that may come, of the bytes that follow
- * the walk ahead. */
+/* Write at most `most` tokens, to `to` behind the last draft that may come, of the bytes that
+ * follow the walk ahead. */
 static int guide_force(struct guide *g, const struct seq *seq, int32_t before, int32_t *to,
                        int most, uint32_t *steps)
 {

@@ -409,8 +409,8 @@ static void publish_draft_metrics(struct engine *e, int n, int n_right)
  * .. ..: a was right, x replaces b, and two rows are dropped. Each token that counts advances the
  * sequence by one, so that pages are named with tokens that are certain.
  *
- * A state has taken in all drafts. If one was wrong, the states are those before the step again, and
- * the next step computes the tokens that count a second time, before further drafts. */
+ * A state has taken in all drafts. If one was wrong, the states are those before the step again,
+ * and the next step computes the tokens that count a second time, before further drafts. */
 static void publish_drafted(struct engine *e, const struct engine_step *step, int row,
                             struct seq *seq, int n)
 {

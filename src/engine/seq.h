@@ -252,8 +252,8 @@ static inline bool seq_awaits_row(const struct seq *seq)
            (seq_prompt_has_rows(seq) && seq_tells_prompt(seq) && seq->n_ahead > 0);
 }
 
-/* Of the n tokens that seq lacks: is it to decode? The tokens before the last one may be those that a
- * state has lost with wrong drafts. */
+/* Of the n tokens that seq lacks: is it to decode? The tokens before the last one may be those that
+ * a state has lost with wrong drafts. */
 static inline bool seq_decodes(const struct seq *seq, int n)
 {
     return n == 1 || (n > 1 && seq->n_tokens - 1 <= seq->n_again);

@@ -518,8 +518,8 @@ static bool tables_wants_snapshot(const struct tables *t, const struct seq *seq,
     return at % t->stride == 0 || at == tables_border(t, seq->n_prompt) || at >= seq->n_prompt;
 }
 
-/* Enqueue a copy of seq's states, in pages that are taken for it: pages_free() has said that they are
- * there. */
+/* Enqueue a copy of seq's states, in pages that are taken for it: pages_free() has said that they
+ * are there. */
 static void tables_copy_states(struct tables *t, struct seq *seq, struct seq_snapshot *to, int at)
 {
     int idx = 0;

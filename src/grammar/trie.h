@@ -108,8 +108,8 @@ struct trie_token {
 int trie_build(const struct trie_token *tokens, uint32_t n_vocab, const int32_t *ends,
                uint32_t n_ends, struct buf *image) ERR_CHECKED;
 
-/* The longest token whose text `bytes` begin with, and the length of its text in *token_len; -1: there
- * is none. At most 256 nodes per byte. */
+/* The longest token whose text `bytes` begin with, and the length of its text in *token_len; -1:
+ * there is none. At most 256 nodes per byte. */
 int32_t trie_longest(const struct token_trie *trie, const char *bytes, size_t len,
                      size_t *token_len);
 

@@ -100,7 +100,8 @@ static struct pass_next forward_next(const struct forward *f, const struct pass 
     return forward_first(f, p, i + 1);
 }
 
-/* Keep the residual that enters layer i, or is behind the last one, if a head reads it; plain rows of the device's type. */
+/* Keep the residual that enters layer i, or is behind the last one, if a head reads it; plain rows
+ * of the device's type. */
 static void forward_tap(const struct forward *f, const struct pass *p, int i)
 {
     static const struct k_norm none = {.kind = K_NORM_NONE};
@@ -116,8 +117,8 @@ static void forward_tap(const struct forward *f, const struct pass *p, int i)
     }
 }
 
-/* After the last layer whose residual a head reads: in parts the sum is computed for all tokens, not for
- * the sampled rows alone. */
+/* After the last layer whose residual a head reads: in parts the sum is computed for all tokens,
+ * not for the sampled rows alone. */
 static void forward_end_tapped(const struct forward *f, const struct pass *p,
                                const struct device_rows *rows, struct pass_sum sum)
 {

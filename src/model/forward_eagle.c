@@ -15,7 +15,7 @@
  *
  * An MTP layer is a whole layer of its target's kind behind a product of both rows:
  *
- *   row h of position t:  norm(residual behind the target's last layer at t), the target's last norm,
+ * row h of position t:  norm(residual behind the target's last layer at t), the target's last norm,
  *                         or, where the token t is a draft, the layer's own last norm at t - 1
  *   x = fc(norm(embedding of token t + 1), norm(h)); then the layer, the norm, the target's head
  *

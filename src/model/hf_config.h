@@ -224,8 +224,8 @@ struct layer_embeds {
 
 #define EAGLE_TAPS_MAX 8
 
-/* A head: one layer that drafts tokens of another model, the target (forward_eagle.c). Of EAGLE-3, or
- * one for multi-token prediction (MTP) from the target's own folder. */
+/* A head: one layer that drafts tokens of another model, the target (forward_eagle.c). Of EAGLE-3,
+ * or one for multi-token prediction (MTP) from the target's own folder. */
 struct eagle_config {
     int n_taps; /* 0: the model is none */
     int taps

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A model that pools; a model that drafts tokens of another one, EAGLE-3 heads and MTP layers: the rows
- * that a target keeps for a head, and how the two are joined (forward_eagle.c has the pass). */
+ * A model that pools; and a model that drafts tokens of another one, an EAGLE-3 head or an MTP
+ * layer: the rows that a target keeps for it, and how the two are joined (forward_eagle.c has the
+ * pass). */
 #include "base/log.h"
 #include "base/must.h"
 #include "base/pooling.h"
 #include "model/model_parts.h"
 
-/* Of the target's configuration that of its MTP layer: one layer like those that see all tokens, with
- * the same vocabulary. */
+/* Of the target's configuration that of its MTP layer: one layer like those that see all tokens,
+ * with the same vocabulary. */
 int model_take_mtp(struct model *m, const struct model_options *o)
 {
     struct hf_config *c = &m->config;

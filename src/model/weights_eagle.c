@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The weights that only a head has. An MTP layer: fc and the three norms before it. An EAGLE-3 head: fc, which makes one row of the target's residuals; the
- * norm of the embedded token; and d2t, which turns an id of the head's vocabulary into one of the
- * target's. t2d says the same and is not read. */
+ * The weights that only a head has. An MTP layer: fc and the three norms before it. An EAGLE-3
+ * head: fc, which makes one row of the target's residuals; the norm of the embedded token; and d2t,
+ * which turns an id of the head's vocabulary into one of the target's. t2d says the same and is not
+ * read. */
 #include <string.h>
 
 #include "base/log.h"
