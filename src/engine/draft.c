@@ -102,7 +102,7 @@ static int draft_read_model(struct draft_options *out, const struct json *o, cha
     if (adaptive != NULL && adaptive->kind != JSON_BOOL)
         return draft_refuse(why, cap, "adaptive", "true or false");
     out->is_fixed = adaptive != NULL && !adaptive->flag;
-    if (model == NULL && out->method == DRAFT_MTP)
+    if (json_get(o, "model") == NULL && out->method == DRAFT_MTP)
         return draft_read_count(o, "draft_tensor_parallel_size", 1, &n_devices, why, cap);
     if (model == NULL || model->text_len == 0 || model->text_len >= sizeof out->model ||
         json_has_nul(model))

@@ -17,7 +17,7 @@
 #define STEP_MAX   8  /* tokens of one sequence in a step with drafts */
 #define PAGES      96
 #define N_WORDS    1024
-#define ERROR_CUDA 3e-2
+#define ERROR_CUDA 8e-2 /* as test_golden.c allows; without the copies it is mostly some 1 */
 
 static const char *const folders[] = {
     "toy-states",         "families/qwen3.5",   "families/qwen3-next", "families/nemotron-h",

@@ -166,6 +166,9 @@ static void check_forced(void)
     ok(draft_read_options(&o, "{\"method\": \"mtp\"}", why, sizeof why) == ERR_OK &&
            o.method == DRAFT_MTP && o.model[0] == '\0' && draft_is_model(&o),
        "an MTP layer is in the model's own folder");
+    ok(draft_read_options(&o, "{\"method\": \"mtp\", \"model\": 3}", why, sizeof why) ==
+           ERR_INVALID,
+       "or in another, which has a name");
     o.method = DRAFT_MODEL;
     seq.draft = (struct draft){.n_beside = 10, .n_made = 2, .n_forced = 4};
     draft_learn(&o, &seq, 6, 6);
