@@ -2,7 +2,7 @@
  *
  * Low-rank adapters on the cuda device (kernels/adapter.h).
  *
- *   x -> t = a x -> the product -> y += scale * b t, and what a fused product does with y
+ *   x -> t = a x -> the product -> y += scale * b t, and the rest of a fused product
  *
  * The rows' order is made when a step begins, with its other arrays, so that steps that differ only
  * in their adapters are one recorded step. Steps without adapters do not come here. */

@@ -6,25 +6,30 @@
  * wrong. */
 #include "engine/draft.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/json.h"
 #include "base/mem.h"
+#include "engine/guide.h"
 #include "engine/seq.h"
+#include "engine/think.h"
 
-#define DRAFT_STREAK  3    /* correct guesses before drafts begin */
-#define DRAFT_TRIES   8    /* earlier places that are compared */
-#define DRAFT_DEPTH   64   /* tokens compared at each */
-#define DRAFT_REST    8    /* tokens without drafts after one that was all wrong */
-#define DRAFT_RESTS   512  /* the longest such pause */
-#define DRAFT_NGRAMS  5    /* vLLM's default of prompt_lookup_min and _max */
-#define DRAFT_INDEXED 4096 /* tokens of a long prompt indexed per step: some 50 us */
-#define DRAFT_DECAY   4    /* a difference divides the number of agreeing tokens by this */
-#define DRAFT_HOLD    2    /* a place with fewer agreeing tokens is given up */
-#define DRAFT_PRESET  3    /* tokens per draft of a model without num_speculative_tokens */
-#define DRAFT_SHARE   0.7f /* of a model's drafts that are right, before any was computed */
-#define DRAFT_WEIGHT  0.1f /* of a draft in the running mean of that share */
+#define DRAFT_STREAK       3     /* correct guesses before drafts begin */
+#define DRAFT_TRIES        8     /* earlier places that are compared */
+#define DRAFT_DEPTH        64    /* tokens compared at each */
+#define DRAFT_REST         8     /* tokens without drafts after one that was all wrong */
+#define DRAFT_RESTS        512   /* the longest such pause */
+#define DRAFT_NGRAMS       5     /* vLLM's default of prompt_lookup_min and _max */
+#define DRAFT_INDEXED      4096  /* tokens of a long prompt indexed per step: some 50 us */
+#define DRAFT_DECAY        4     /* a difference divides the number of agreeing tokens by this */
+#define DRAFT_HOLD         2     /* a place with fewer agreeing tokens is given up */
+#define DRAFT_PRESET       3     /* tokens per draft of a model without num_speculative_tokens */
+#define DRAFT_SHARE        0.7f  /* of a model's drafts that are right, before any was computed */
+#define DRAFT_FORCED_RESTS 16    /* the longest pause of forced drafts, tokens */
+#define DRAFT_SHARE_MIN    0.01f /* 0 says that none was computed */
+#define DRAFT_WEIGHT       0.1f  /* of a draft in the running mean of that share */
 
 /* --- options -------------------------------------------------------------------------------- */
 
@@ -97,6 +102,8 @@ static int draft_read_model(struct draft_options *out, const struct json *o, cha
     if (adaptive != NULL && adaptive->kind != JSON_BOOL)
         return draft_refuse(why, cap, "adaptive", "true or false");
     out->is_fixed = adaptive != NULL && !adaptive->flag;
+    if (json_get(o, "model") == NULL && out->method == DRAFT_MTP)
+        return draft_read_count(o, "draft_tensor_parallel_size", 1, &n_devices, why, cap);
     if (model == NULL || model->text_len == 0 || model->text_len >= sizeof out->model ||
         json_has_nul(model))
         return draft_refuse(why, cap, "model", "the folder of the drafter");
@@ -126,9 +133,17 @@ static int draft_read_object(struct draft_options *out, const struct json *o, ch
         out->method = DRAFT_EAGLE3;
         n_tokens = DRAFT_PRESET;
         rc = draft_read_model(out, o, why, cap);
+    } else if (json_is_text(method, "mtp")) {
+        out->method = DRAFT_MTP;
+        n_tokens = DRAFT_PRESET;
+        rc = draft_read_model(out, o, why, cap);
+    } else if (json_is_text(method, "forced")) {
+        out->method = DRAFT_FORCED;
+        rc = ERR_OK;
     } else {
-        return draft_refuse(why, cap, "method",
-                            "\"draft_model\", \"eagle3\", \"ngram\" or \"suffix\"");
+        return draft_refuse(
+            why, cap, "method",
+            "\"draft_model\", \"eagle3\", \"forced\", \"mtp\", \"ngram\" or \"suffix\"");
     }
     if (rc == ERR_OK)
         rc = draft_read_count(o, "num_speculative_tokens", 1 << 16, &n_tokens, why, cap);
@@ -241,14 +256,13 @@ int draft_most(const struct draft_options *o, const struct seq *seq)
     return wanted < 0 || wanted > o->n_tokens ? o->n_tokens : wanted;
 }
 
-/* No masks, because each row would need its own; and no rows that are reported whole. */
+/* No rows that are reported whole: there is room for one. Near the end of a reasoning's budget a
+ * row's only token follows from the host's count; think_follow() may be some tokens behind. */
 bool draft_may(const struct seq *seq)
 {
-    const struct wire_generate *generate = &seq->request.generate;
-
-    return generate->drafts != 1 && seq->automaton == NULL && generate->n_allowed == 0 &&
-           generate->n_bad == 0 && generate->think_max == 0 && !seq_bans_stops(seq, 0) &&
-           !seq_has_rows(seq);
+    return seq->request.generate.drafts != 1 && !seq_has_rows(seq) &&
+           !think_may_force(seq, 2 * (DRAFT_MAX + 1)) &&
+           (seq->automaton == NULL || !seq->automaton->is_slow);
 }
 
 /* Choose where to read the drafts: at the place that the text has followed so far, unless another
@@ -265,6 +279,17 @@ static void draft_align(const struct draft_options *o, struct seq *seq)
     draft->run = n_same;
 }
 
+/* Do forced tokens follow? Some tokens pass without a look after drafts that were wrong. */
+static void draft_follow_forced(const struct draft_options *o, struct seq *seq)
+{
+    struct draft *draft = &seq->draft;
+
+    if (draft->n_forced_rest > 0)
+        draft->n_forced_rest--;
+    draft->is_forced = o->guide != NULL && seq->automaton != NULL && draft->n_forced_rest == 0 &&
+                       guide_is_forced(o->guide, seq);
+}
+
 /* The guess at `place` is compared with the real token, whether or not a draft was made of it. */
 void draft_follow(const struct draft_options *o, struct seq *seq)
 {
@@ -272,10 +297,10 @@ void draft_follow(const struct draft_options *o, struct seq *seq)
 
     if (o->method == DRAFT_NONE || !draft_may(seq))
         return;
-    if (draft_is_model(o)) {
-        draft->n_rest -= draft->n_rest > 0;
+    draft_follow_forced(o, seq);
+    draft->n_rest -= draft->n_rest > 0;
+    if (draft_is_model(o) || o->method == DRAFT_FORCED)
         return;
-    }
     if (draft->n_indexed > 0 && draft->place >= 0) {
         bool is_right = seq->tokens[seq->n_tokens - 1] == seq->tokens[draft->place++];
 
@@ -287,7 +312,6 @@ void draft_follow(const struct draft_options *o, struct seq *seq)
             draft->run /= DRAFT_DECAY;
         }
     }
-    draft->n_rest -= draft->n_rest > 0;
     draft_index(o, seq);
     draft_align(o, seq);
     if (draft->place < 0)
@@ -295,24 +319,13 @@ void draft_follow(const struct draft_options *o, struct seq *seq)
     draft->is_on = draft->is_on || (draft->n_right >= DRAFT_STREAK && draft->n_rest == 0);
 }
 
-/* The drafts are written after the known tokens in seq->tokens, where fill_tokens() finds them;
- * they do not count in n_tokens. */
-void draft_propose(const struct draft_options *o, struct seq *seq, int most)
+/* The text's own drafts are written after the known tokens in seq->tokens, where fill_tokens()
+ * finds them; they do not count in n_tokens. Returns how many. */
+static int draft_copy(const struct draft_options *o, struct seq *seq, int most)
 {
     struct draft *draft = &seq->draft;
     int n = draft->length, at = draft->place;
 
-    draft->n = 0;
-    if (most > draft_most(o, seq))
-        most = draft_most(o, seq);
-    if (!draft->is_on)
-        return;
-    if (draft_is_model(o)) { /* it has written them already */
-        int n_made = draft->made_at == seq->n_tokens ? draft->n_made : 0;
-
-        draft->n = n_made < most ? n_made : most;
-        return;
-    }
     if (o->method == DRAFT_SUFFIX) {
         int wanted = (int)(o->factor * (draft->run < DRAFT_DEPTH ? draft->run : DRAFT_DEPTH));
 
@@ -325,12 +338,58 @@ void draft_propose(const struct draft_options *o, struct seq *seq, int most)
         n = most;
     if (at < 0 || n < 1) {
         draft->is_on = false; /* then it may run ahead */
-        return;
+        return 0;
     }
     /* A repetition continues in the drafts themselves: at + i may be one of them. */
     for (int i = 0; i < n; i++)
         seq->tokens[seq->n_tokens + i] = seq->tokens[at + i];
-    draft->n = n;
+    return n;
+}
+
+/* Of n drafts of the method a forbidden one cannot be sampled. A text's place is wrong then, and
+ * the sequence may run ahead; a model has computed it in vain. */
+static void draft_forbid(const struct draft_options *o, struct seq *seq, int n)
+{
+    struct draft *draft = &seq->draft;
+
+    if (draft_is_model(o))
+        draft->share = fmaxf(DRAFT_SHARE_MIN, draft_share(draft) * (1.0f - DRAFT_WEIGHT));
+    else if (n == 0)
+        draft->is_on = false;
+}
+
+/* Forced drafts, where there is room for `most`. */
+static int draft_most_forced(const struct draft *draft, int most)
+{
+    if (draft->n_forced_rest > 0)
+        return 0;
+    return draft->forced_length == 0 || draft->forced_length > most ? most : draft->forced_length;
+}
+
+void draft_propose(const struct draft_options *o, struct seq *seq, int most)
+{
+    struct draft *draft = &seq->draft;
+    struct guide_drafts drafts = {0, 0};
+
+    draft->n_forced = 0;
+    draft->is_forced = false;
+    if (most > draft_most(o, seq))
+        most = draft_most(o, seq);
+    if (draft->is_on && draft_is_model(o)) /* it has written them already */
+        drafts.n = draft->made_at == seq->n_tokens ? draft->n_made : 0;
+    else if (draft->is_on)
+        drafts.n = draft_copy(o, seq, most);
+    if (drafts.n > most)
+        drafts.n = most;
+    if (o->guide != NULL && most > 0 && draft_may(seq)) {
+        int n = drafts.n, n_forced = draft_most_forced(draft, most - n);
+
+        drafts = guide_draft(o->guide, seq, n, n + n_forced);
+        if (drafts.n_kept < n)
+            draft_forbid(o, seq, drafts.n_kept);
+        draft->n_forced = drafts.n - drafts.n_kept;
+    }
+    draft->n = drafts.n;
 }
 
 float draft_share(const struct draft *draft)
@@ -355,25 +414,40 @@ static void draft_learn_share(const struct draft_options *o, struct draft *draft
 
     for (int i = 0; i < n && i <= n_right; i++)
         share += DRAFT_WEIGHT * ((i < n_right ? 1.0f : 0.0f) - share);
-    draft->share = share < 0.01f ? 0.01f : share;
-    if (n_right == n)
+    draft->share = fmaxf(DRAFT_SHARE_MIN, share);
+    if (n_right == n && n > 0)
         draft->backoff = 0;
-    if (o->method == DRAFT_MODEL)
+    if (o->method == DRAFT_MODEL && n > 0)
         draft->n_beside += n_right < draft->n_made ? n_right : draft->n_made - 1;
     draft->n_made = 0;
 }
 
-/* A draft with a wrong first token may have met a difference: the place is tried once more if
- * enough tokens agree there. A second wrong draft ends the drafts for a while. */
-void draft_learn(const struct draft_options *o, struct seq *seq, int n, int n_right)
+/* Forced drafts are guesses of how bytes are cut into tokens. So there are more of them while all
+ * are right, fewer after wrong ones, and none for a while where not even the first one was
+ * right. */
+static void draft_learn_forced(struct draft *draft, int n, int n_right)
 {
-    struct draft *draft = &seq->draft;
-    bool holds = draft->place >= 0 && draft->run >= DRAFT_HOLD && !draft->was_wrong;
-
-    if (draft_is_model(o)) {
-        draft_learn_share(o, draft, n, n_right);
+    if (n_right < n)
+        draft->forced_length = n_right + 1;
+    else if (draft->forced_length < DRAFT_MAX)
+        draft->forced_length *= 2;
+    if (n_right > 0) {
+        draft->forced_backoff = 0;
         return;
     }
+    draft->forced_backoff = draft->forced_backoff == 0 ? 1 : 2 * draft->forced_backoff;
+    if (draft->forced_backoff > DRAFT_FORCED_RESTS)
+        draft->forced_backoff = DRAFT_FORCED_RESTS;
+    draft->n_forced_rest = draft->forced_backoff;
+}
+
+/* A draft with a wrong first token may have met a difference: the place is tried once more if
+ * enough tokens agree there. A second wrong draft ends the drafts for a while. */
+static void draft_learn_place(const struct draft_options *o, struct draft *draft, int n,
+                              int n_right)
+{
+    bool holds = draft->place >= 0 && draft->run >= DRAFT_HOLD && !draft->was_wrong;
+
     draft->was_wrong = n_right == 0;
     if (n_right == n) {
         draft->length *= 2;
@@ -393,4 +467,19 @@ void draft_learn(const struct draft_options *o, struct seq *seq, int n, int n_ri
             draft->backoff = DRAFT_RESTS;
         draft->length = 2 < o->n_tokens ? 2 : o->n_tokens;
     }
+}
+
+void draft_learn(const struct draft_options *o, struct seq *seq, int n, int n_right)
+{
+    struct draft *draft = &seq->draft;
+    int n_forced = draft->n_forced > 0 ? draft->n_forced : 0;
+    int own = n > n_forced ? n - n_forced : 0;
+    int own_right = n_right < own ? n_right : own;
+
+    if (n > own && n_right >= own)
+        draft_learn_forced(draft, n - own, n_right - own);
+    if (draft_is_model(o))
+        draft_learn_share(o, draft, own, own_right);
+    else if (own > 0)
+        draft_learn_place(o, draft, own, own_right);
 }

@@ -10,7 +10,9 @@
  *
  *   ngram   the tokens after an earlier occurrence of the text's last n_min to n_max tokens
  *   suffix  the tokens after the occurrence with the longest agreement; as many as agree
- *   draft_model, eagle3  a smaller model (drafter.h)
+ *   draft_model, eagle3, mtp  a smaller model (drafter.h)
+ *   forced  of outputs with a form: tokens that the form leaves hardly a choice about. Every method
+ *           has these too, behind its own
  *
  * A text that is copied with changes differs from its source in single tokens. So a place in the
  * source is kept after a different token if enough tokens before it agreed: the copy probably
@@ -33,7 +35,17 @@
 
 #define DRAFT_MODEL_BYTES 1024 /* of the path of a drafter's folder */
 
-enum draft_method { DRAFT_NONE, DRAFT_NGRAM, DRAFT_SUFFIX, DRAFT_MODEL, DRAFT_EAGLE3 };
+enum draft_method {
+    DRAFT_NONE,
+    DRAFT_NGRAM,
+    DRAFT_SUFFIX,
+    DRAFT_MODEL,
+    DRAFT_EAGLE3,
+    DRAFT_MTP,
+    DRAFT_FORCED,
+};
+
+struct guide;
 
 struct draft_options {
     enum draft_method method;
@@ -42,26 +54,35 @@ struct draft_options {
     int n_max;     /* DRAFT_NGRAM: most tokens compared; DRAFT_SUFFIX: greatest length of a draft */
     double factor; /* DRAFT_SUFFIX: tokens of a draft per agreeing token */
     bool is_fixed; /* likewise: always n_tokens drafts, whatever becomes of them */
-    char model[DRAFT_MODEL_BYTES]; /* DRAFT_MODEL, DRAFT_EAGLE3: the drafter's folder */
+    char model
+        [DRAFT_MODEL_BYTES]; /* of a model: the drafter's folder; DRAFT_MTP: "" is the target's */
+    struct guide *guide; /* borrowed for good: drafts keep to a request's form; NULL: no request has
+                          * one */
 };
 
 /* The drafts of one sequence. */
 struct draft {
-    int32_t *heads;  /* int32 [2 * tokens_cap], by hash of an n-gram: 1 + the last position after
+    int32_t *heads;     /* int32 [2 * tokens_cap], by hash of an n-gram: 1 + the last position after
                       * it */
-    int32_t *before; /* int32 [tokens_cap]: 1 + the previous position with that hash, or 0 */
-    int n_indexed;   /* tokens whose n-grams are in the table */
-    int place;       /* position of the token that is the guess for the next one; -1: none */
-    int run;         /* tokens before it that agree with the end of the text; reduced after a
+    int32_t *before;    /* int32 [tokens_cap]: 1 + the previous position with that hash, or 0 */
+    int n_indexed;      /* tokens whose n-grams are in the table */
+    int place;          /* position of the token that is the guess for the next one; -1: none */
+    int run;            /* tokens before it that agree with the end of the text; reduced after a
                       * difference */
-    int n_right;     /* correct guesses in a row */
-    int n_rest;      /* tokens until drafts may begin again */
-    int backoff;     /* length of the next rest */
-    int length;      /* of the next draft at most */
-    bool is_on;      /* drafts are made */
-    bool was_wrong;  /* no token of the last draft was right */
-    int n;           /* drafts in the plan: they are after the known tokens */
-    int n_ahead;     /* drafts of the step in flight */
+    int n_right;        /* correct guesses in a row */
+    int n_rest;         /* tokens until drafts may begin again */
+    int backoff;        /* length of the next rest */
+    int length;         /* of the next draft at most */
+    bool is_on;         /* drafts are made */
+    bool was_wrong;     /* no token of the last draft was right */
+    int n;              /* drafts in the plan: they are after the known tokens */
+    int n_ahead;        /* drafts of the step in flight */
+    int n_cut;          /* of these, the last: no mask could be made behind them */
+    int n_forced;       /* of these or of n, the last: forced ones */
+    bool is_forced;     /* forced ones follow the last token: the sequence does not run ahead */
+    int n_forced_rest;  /* tokens until forced ones may come again */
+    int forced_backoff; /* length of the next such rest */
+    int forced_length;  /* of the next forced ones at most; 0: any number */
     /* Of a drafter's drafts (drafter.h): */
     int n_beside; /* tokens whose keys and values the drafter has; of known tokens alone, a head of
                      * those whose next token is known */
@@ -79,13 +100,14 @@ struct seq;
 /* The most drafts of seq at a time: what its request or the engine wants. */
 int draft_most(const struct draft_options *o, const struct seq *seq);
 
-/* Can seq have drafts? Not with masks that depend on the tokens: each row would need its own. */
+/* Can seq have drafts? Not if a token is reported with its whole row of logits, a reasoning is
+ * about to reach its budget, or the automaton is too slow to look ahead. */
 bool draft_may(const struct seq *seq);
 
 /* Does a model make the drafts, instead of the text before? */
 static inline bool draft_is_model(const struct draft_options *o)
 {
-    return o->method == DRAFT_MODEL || o->method == DRAFT_EAGLE3;
+    return o->method == DRAFT_MODEL || o->method == DRAFT_EAGLE3 || o->method == DRAFT_MTP;
 }
 
 /* The share of drafts that will be right after a right one, 0 to 1. */
@@ -103,7 +125,8 @@ int draft_read_options(struct draft_options *out, const char *text, char *why,
 void draft_follow(const struct draft_options *o, struct seq *seq);
 
 /* Before a plan, when all tokens of seq are known and all but the last are computed: write at most
- * `most` drafts after them and set seq->draft.n. */
+ * `most` drafts after them and set seq->draft.n. With an automaton: of the method's drafts those up
+ * to the first that it forbids, then forced ones. */
 void draft_propose(const struct draft_options *o, struct seq *seq, int most);
 
 /* Of the step's n drafts, n_right were right. */

@@ -5,6 +5,7 @@
  * results are needed at the end of the pass only. */
 #include "engine/drafter.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "base/clock.h"
@@ -22,7 +23,8 @@
 
 /* --- opening -------------------------------------------------------------------------------- */
 
-/* One device, and no pages yet. What the settings say of the target's weights does not hold. */
+/* One device, and no pages yet. The settings for the target's weights hold for its MTP
+ * layer alone. */
 int drafter_open(struct engine *e)
 {
     struct drafter *d = &e->drafter;
@@ -32,8 +34,12 @@ int drafter_open(struct engine *e)
 
     if (!draft_is_model(&e->drafts) || d->model != NULL)
         return ERR_OK;
+    if (e->drafts.method == DRAFT_MTP && e->drafts.model[0] == '\0')
+        (void)snprintf(e->drafts.model, sizeof e->drafts.model, "%s", e->settings.model);
     options.dir = e->drafts.model;
-    options.quantization = NULL;
+    options.is_mtp = e->drafts.method == DRAFT_MTP;
+    if (!options.is_mtp)
+        options.quantization = NULL;
     options.n_ranks = options.n_stages = options.n_nodes = 1;
     options.max_model_len = 0;
     options.num_pages = 0;
@@ -124,7 +130,7 @@ static int drafter_alloc(struct engine *e)
     return ERR_OK;
 }
 
-/* As trial_shape() (trial.c): the first guess of what steps take, corrected by each of them. */
+/* As trial_shape() (trial.c): the first guess of the time of steps, corrected by each of them. */
 static void drafter_guess_cost(struct drafter *d)
 {
     const struct model_shape *shape = d->shape;
@@ -196,7 +202,7 @@ int drafter_wake(struct drafter *d)
     return rc;
 }
 
-/* --- what the drafter has ------------------------------------------------------------------- */
+/* --- the drafter's keys ----------------------------------------------------------------------- */
 
 /* seq was admitted: its cached prefix may be the drafter's as well, up to the first page that is
  * not. The page that seq got a copy of for its first tokens is not the drafter's for long. */
@@ -245,11 +251,14 @@ static bool drafter_wants(const struct engine *e, const struct seq *seq)
            seq->n_tokens + e->drafts.n_tokens < e->drafter.shape->max_model_len;
 }
 
-/* Are all tokens of seq known, and all but the last computed? */
-static bool drafter_is_ready(const struct seq *seq)
+/* Are all tokens of seq known, and all but the last computed? A head needs their residuals; to a
+ * model it does not matter that a state computes some again. */
+static bool drafter_is_ready(const struct drafter *d, const struct seq *seq)
 {
+    int n = seq->n_tokens - seq->n_computed;
+
     return seq->n_pending == 0 && seq->n_ahead == 0 && !seq->is_late &&
-           seq->n_tokens - seq->n_computed == 1;
+           (n == 1 || (!d->is_head && seq_decodes(seq, n)));
 }
 
 /* Drafts that seq can take at most. */
@@ -278,7 +287,8 @@ static void drafter_collect(struct engine *e)
             continue;
         must(seq->draft.is_traced);
         drafter_mark(e, seq);
-        if (drafter_is_ready(seq) && drafter_most(e, seq) > 0 && d->n_seqs < d->shape->max_num_seqs)
+        if (drafter_is_ready(d, seq) && drafter_most(e, seq) > 0 &&
+            d->n_seqs < d->shape->max_num_seqs)
             d->seqs[d->n_seqs++] = seq;
     }
 }
@@ -349,7 +359,7 @@ static void drafter_choose_most(struct engine *e)
 }
 
 /* Set d->counts: of all sequences the depth that promises the most tokens per time, less of those
- * whose further drafts are not worth what one costs. Sequences with none leave the list. */
+ * whose further drafts are not worth the time of one. Sequences with none leave the list. */
 static void drafter_choose(struct engine *e)
 {
     struct drafter *d = &e->drafter;
@@ -446,9 +456,9 @@ static void drafter_catch_up(struct drafter *d, struct seq *seq, int end)
     seq->draft.n_beside += n;
 }
 
-/* The first step: all that the drafter lacks of the sequences that get drafts. One that it lacks
- * too much of is left for a later pass. */
-static void drafter_fill_first(struct engine *e)
+/* A row in the first step for each sequence that gets drafts, behind the tokens that `add` adds of
+ * it. Where it returns false, or pages are missing, the sequence leaves the list. */
+static void drafter_fill_first(struct engine *e, bool add(struct engine *, struct seq *))
 {
     struct drafter *d = &e->drafter;
     int n = 0;
@@ -457,10 +467,7 @@ static void drafter_fill_first(struct engine *e)
     for (int i = 0; i < d->n_seqs; i++) {
         struct seq *seq = d->seqs[i];
 
-        if (!tables_grow(&e->sched.tables, seq, seq->n_tokens + d->counts[i]))
-            continue;
-        drafter_catch_up(d, seq, seq->n_tokens);
-        if (seq->draft.n_beside < seq->n_tokens)
+        if (!tables_grow(&e->sched.tables, seq, seq->n_tokens + d->counts[i]) || !add(e, seq))
             continue;
         d->at[n] = d->batch.n_rows;
         drafter_add_row(d, seq, seq->n_tokens);
@@ -468,6 +475,13 @@ static void drafter_fill_first(struct engine *e)
         d->seqs[n++] = seq;
     }
     d->n_seqs = n;
+}
+
+/* All that the drafter lacks of seq. Too much of it is left for a later pass. */
+static bool drafter_add_lacking(struct engine *e, struct seq *seq)
+{
+    drafter_catch_up(&e->drafter, seq, seq->n_tokens);
+    return seq->draft.n_beside == seq->n_tokens;
 }
 
 /* Prompts that the target computes are computed beside it. */
@@ -479,7 +493,7 @@ static void drafter_fill_prompts(struct engine *e)
         struct seq *seq = e->sched.running[i];
         int end = seq->n_computed + seq->n_ahead;
 
-        if (seq->draft.is_on && !drafter_is_ready(seq))
+        if (seq->draft.is_on && !drafter_is_ready(d, seq))
             drafter_catch_up(d, seq, end < seq->n_tokens ? end : seq->n_tokens);
     }
 }
@@ -533,30 +547,22 @@ static void drafter_absorb_from(struct engine *e, struct seq *seq, int idx)
     drafter_absorb(e, seq, row_0, batch->kv_len[idx] - n);
 }
 
+/* All tokens of seq that a head lacks, if the target's last step has some. */
+static bool drafter_add_absorbed(struct engine *e, struct seq *seq)
+{
+    int idx = drafter_find_start(e, seq), before = e->drafter.batch.n_tokens;
+
+    if (idx >= 0)
+        drafter_absorb_from(e, seq, idx);
+    return e->drafter.batch.n_tokens > before && seq->draft.n_beside == seq->n_computed;
+}
+
 /* The first step of a head: all new tokens of sequences that want drafts, those first that get
  * some now. */
 static void drafter_fill_head(struct engine *e)
 {
-    struct drafter *d = &e->drafter;
-    int n = 0;
-
-    drafter_clear(&d->batch);
-    d->batch.hidden = (struct batch_hidden){.of_target = true, .rows = d->hidden};
-    for (int i = 0; i < d->n_seqs; i++) {
-        struct seq *seq = d->seqs[i];
-        int idx = drafter_find_start(e, seq), before = d->batch.n_tokens;
-
-        if (idx < 0 || !tables_grow(&e->sched.tables, seq, seq->n_tokens + d->counts[i]))
-            continue;
-        drafter_absorb_from(e, seq, idx);
-        if (d->batch.n_tokens == before || seq->draft.n_beside < seq->n_computed)
-            continue;
-        d->at[n] = d->batch.n_rows;
-        drafter_add_row(d, seq, seq->n_tokens);
-        d->counts[n] = d->counts[i];
-        d->seqs[n++] = seq;
-    }
-    d->n_seqs = n;
+    e->drafter.batch.hidden = (struct batch_hidden){.of_target = true, .rows = e->drafter.hidden};
+    drafter_fill_first(e, drafter_add_absorbed);
     for (int i = 0; i < e->sched.n_running; i++) {
         struct seq *seq = e->sched.running[i];
         int idx = seq->draft.is_on ? drafter_find_start(e, seq) : -1;
@@ -682,7 +688,7 @@ int drafter_pass(struct engine *e)
     if (d->is_head) {
         drafter_fill_head(e);
     } else {
-        drafter_fill_first(e);
+        drafter_fill_first(e, drafter_add_lacking);
         drafter_fill_prompts(e);
     }
     if (d->batch.n_tokens == 0)

@@ -13,23 +13,24 @@
  *     step 2      e -> f     the target's next step computes d e f, and samples a row at each
  *
  * Its keys and values lie in pages of its own that correspond to the target's: the drafter has as
- * many pages, a sequence has the same page numbers in both, and what a page costs is the sum. So
+ * many pages, a sequence has the same page numbers in both, and the cost of a page is the sum. So
  * pages have one pool, one account, one order of eviction; a prefix that the target finds in its
  * cache is the drafter's as well. `has` says of which pages that is true: not of those that came
  * from a lower tier, or were computed while drafts rested. The drafter computes these again, a part
  * in each pass, and the sequence runs without drafts meanwhile. Wrong drafts are forgotten by
  * position, as the target's are.
  *
- * An EAGLE-3 head is a drafter that reads the target's residuals of each token beside the next
- * token (model/forward_eagle.c). So it takes the tokens of a step when that has ended, and before
- * another begins; of a position it has keys when the token behind it is known; and wrong and right
- * drafts alike are computed again from the target's residuals. It cannot catch up with tokens whose
- * residuals are gone, such as those of pages that came from a lower tier: it begins anew at the
- * next page, as if the text began there, which costs right drafts and nothing else.
+ * A head, of EAGLE-3 or an MTP layer, is a drafter that reads the target's residuals of each token
+ * beside the next token (model/forward_eagle.c). So it takes the tokens of a step when that has
+ * ended, and before another begins; of a position it has keys when the token behind it is known;
+ * and wrong and right drafts alike are computed again from the target's residuals. It cannot catch
+ * up with tokens whose residuals are gone, such as those of pages that came from a lower tier: it
+ * begins anew at the next page, as if the text began there, which costs right drafts and nothing
+ * else.
  *
  * How many drafts: the number that promises the most tokens per time, 0 included, from each
- * sequence's share of right drafts and from what steps of both models take (cost.h). A sequence
- * with none rests for some tokens.
+ * sequence's share of right drafts and from the time that steps of both models take (cost.h). A
+ * sequence with none rests for some tokens.
  *
  * The engine's thread alone. */
 #ifndef QUIRE_ENGINE_DRAFTER_H
@@ -51,14 +52,14 @@ struct drafter {
     const struct model_shape *shape; /* borrowed from model */
     int group;                       /* of the target's pages, whose numbers its own have */
     bool is_asleep;
-    struct cost cost;   /* what its steps take */
+    struct cost cost;   /* the time of its steps */
     struct batch batch; /* arrays allocated at start */
     int32_t *ids;       /* int32 [max_num_seqs]: a step's samples */
     struct seq **seqs;  /* [max_num_seqs]: those that get drafts in this pass */
     int *counts;        /* int [max_num_seqs]: how many */
     int *at;            /* int [max_num_seqs]: the row of each in the step before */
     int32_t *hidden;    /* int32 [max_num_batched_tokens]: struct batch_hidden's rows */
-    bool is_head;       /* an EAGLE-3 head */
+    bool is_head;       /* of EAGLE-3, or an MTP layer */
     int n_seqs;
 };
 
@@ -81,7 +82,8 @@ void drafter_close(struct drafter *d);
 /* Before a plan: make drafts. Blocks until they are there. ERR_GPU. */
 int drafter_pass(struct engine *e) ERR_CHECKED;
 
-/* After a plan and its copies of pages: see what the drafter has of sequences that it admits. */
+/* After a plan and its copies of pages: see which keys the drafter has of sequences that the plan
+ * admits. */
 void drafter_admit(struct engine *e);
 
 /* A page of the target is copied for its first tokens: the drafter's too, if it has it. */

@@ -109,6 +109,7 @@ static void fill_prompt_rows(struct engine *e, struct engine_step *step, struct 
 static void fill_sampled_row(struct engine *e, struct engine_step *step, struct seq *seq,
                              int token_idx)
 {
+    bool is_behind_draft = seq->draft.n > 0 && seq->n_pending > 0;
     const struct wire_request *request = &seq->request;
     struct batch_row *row = fill_row(e, step, seq, token_idx, 0);
     bool penalties = sampling_has_penalty(&request->generate.sampling);
@@ -119,7 +120,7 @@ static void fill_sampled_row(struct engine *e, struct engine_step *step, struct 
     row->n_history = seq->n_tokens + seq->n_pending;
     row->n_prompt = seq->n_prompt;
     fill_banned(e, seq, row);
-    seq->is_masked = guide_has_mask(seq);
+    seq->is_masked = guide_has_mask(seq) || (is_behind_draft && seq->is_masked);
     step->waits = step->waits || penalties || seq->is_masked || request->generate.n_biases > 0 ||
                   (request->flags & WIRE_LOGPROBS) != 0 || seq_is_pooled(seq);
     seq->row_ahead = e->batch.n_rows - 1;
@@ -138,7 +139,7 @@ static void fill_sampled_rows(struct engine *e, struct engine_step *step, struct
     for (int at = first; at <= kv_len; at++)
         fill_sampled_row(e, step, seq, e->batch.n_tokens - 1 - (kv_len - at));
     seq->draft.n_ahead = seq->draft.n;
-    seq->draft.n = 0;
+    seq->draft.n = seq->draft.n_cut = 0;
 }
 
 /* The token ids of seq's plan: known ones, then its drafts, or the token that a step in flight
@@ -263,32 +264,44 @@ static bool fill_extra(struct engine *e, const struct engine_step *step, int r,
     return masked || x->n_top >= 0 || x->n_biases > 0;
 }
 
-/* The mask of seq's row is late: the step goes on without the row. seq's last token is computed
- * again in the step that has the mask; its key and value are then overwritten with equal ones. */
+/* The mask of seq's row is late: the step goes on without the row, and without those of seq's
+ * drafts behind it. The tokens at these rows are computed again in the step that has the mask;
+ * their keys and values are then overwritten, those of a known token with equal ones. */
 static void fill_skip(struct engine_step *step, struct seq *seq, int r)
 {
-    for (int i = 0; i < step->n_seqs; i++)
-        step->counts[i] -= step->seqs[i] == seq;
-    step->rows[r] = NULL;
-    seq->n_ahead--;
-    seq->n_pending--;
-    seq->n_owed -= seq_token_records(seq);
+    int n = 0;
+
+    for (int i = r; i < step->n_rows && step->rows[i] == seq; i++, n++)
+        step->rows[i] = NULL;
+    for (int i = 0; i < step->n_seqs; i++) {
+        if (step->seqs[i] != seq)
+            continue;
+        step->counts[i] -= n;
+        step->drafts[i] = 0;
+    }
+    seq->draft.n_ahead = 0;
+    seq->n_ahead -= n;
+    seq->n_pending -= n;
+    seq->n_owed -= n * seq_token_records(seq);
 }
 
 /* Look at the masks that were not made: a late one skips its row, an impossible one ends its
- * sequence with an error. */
+ * sequence with an error; behind a draft, which may be wrong, either ends the drafts before it: the
+ * samples of its row and of those behind it do not count. */
 static void fill_look(struct engine *e, struct engine_step *step)
 {
     for (int r = 0; r < step->n_rows; r++) {
         int extra = step->extras[r];
         struct guide_job *job;
 
-        if (extra < 0 || e->batch.extras[extra].mask < 0)
+        if (step->rows[r] == NULL || extra < 0 || e->batch.extras[extra].mask < 0)
             continue;
         job = &e->guide.jobs[e->batch.extras[extra].mask];
         if (job->rc == ERR_OK)
             continue;
-        if (job->rc == ERR_AGAIN)
+        if (job->n_drafts > 0)
+            job->q->draft.n_cut++;
+        else if (job->rc == ERR_AGAIN)
             fill_skip(step, job->q, r);
         else
             publish_finish(e, job->q, WIRE_FIN_ERROR, job->rc);

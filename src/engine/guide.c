@@ -43,6 +43,7 @@ int guide_init(struct guide *g, const struct guide_shape *s)
                         .eos = s->eos,
                         .masks = s->masks};
     g->jobs = mem_zalloc_array((size_t)s->max_num_seqs, sizeof *g->jobs);
+    g->firsts = mem_zalloc_array((size_t)s->max_num_seqs, sizeof *g->firsts);
     if (n_threads < 1)
         n_threads = 1;
     if (n_threads > GUIDE_THREADS_MAX)
@@ -53,12 +54,15 @@ int guide_init(struct guide *g, const struct guide_shape *s)
     width = (size_t)pool_width(g->pool);
     g->works = mem_zalloc_array(width, sizeof *g->works);
     g->scratch = mem_zalloc_array(width, sizeof *g->scratch);
-    if (g->jobs == NULL || g->works == NULL || g->scratch == NULL)
+    g->ahead = mem_zalloc_array(width, sizeof(struct walk *));
+    if (g->jobs == NULL || g->firsts == NULL || g->works == NULL || g->scratch == NULL ||
+        g->ahead == NULL)
         return ERR_NO_MEMORY;
     for (size_t i = 0; i < width; i++) {
         g->works[i] = guide_work(g);
         g->scratch[i] = mem_zalloc_array((size_t)g->n_words, sizeof(uint32_t));
-        if (g->works[i] == NULL || g->scratch[i] == NULL)
+        g->ahead[i] = mem_zalloc(sizeof(struct walk));
+        if (g->works[i] == NULL || g->scratch[i] == NULL || g->ahead[i] == NULL)
             return ERR_NO_MEMORY;
     }
     return guide_late_init(g);
@@ -328,15 +332,15 @@ static void guide_ban(uint32_t *mask, int32_t id)
     mask[id / 32] &= ~(UINT32_C(1) << id % 32);
 }
 
-/* Forbid the last id of each bad word whose other ids are the end of the output. */
-static void guide_ban_words(const struct seq *seq, uint32_t *mask)
+/* Forbid the last id of each bad word whose other ids are the end of the output of n_tokens. */
+static void guide_ban_words(const struct seq *seq, int n_tokens, uint32_t *mask)
 {
     for (uint32_t at = 0; at < seq->request.generate.n_bad;) {
         int32_t before = seq->bad[at] - 1;
         const int32_t *ids = &seq->bad[at + 1];
 
-        if (seq->n_tokens - seq->n_prompt >= before &&
-            memcmp(seq->tokens + seq->n_tokens - before, ids, (size_t)before * sizeof *ids) == 0)
+        if (n_tokens - seq->n_prompt >= before &&
+            memcmp(seq->tokens + n_tokens - before, ids, (size_t)before * sizeof *ids) == 0)
             guide_ban(mask, ids[before]);
         at += (uint32_t)before + 2;
     }
@@ -344,11 +348,12 @@ static void guide_ban_words(const struct seq *seq, uint32_t *mask)
 
 /* Before min_tokens, forbid the end-of-sequence tokens; but if nothing else is allowed, they are,
  * because the form is complete and leaves no other token. */
-static void guide_ban_ends(const struct guide *g, const struct seq *seq, uint32_t *mask)
+static void guide_ban_ends(const struct guide *g, const struct seq *seq, int n_tokens,
+                           uint32_t *mask)
 {
     uint32_t left = 0, ends = 0;
 
-    if (seq->n_tokens - seq->n_prompt >= (int)seq->request.generate.min_tokens)
+    if (n_tokens - seq->n_prompt >= (int)seq->request.generate.min_tokens)
         return;
     for (int i = 0; i < g->n_eos; i++) {
         ends |= mask[g->eos[i] / 32] >> g->eos[i] % 32 & 1;
@@ -360,19 +365,20 @@ static void guide_ban_ends(const struct guide *g, const struct seq *seq, uint32_
         mask[g->eos[i] / 32] |= UINT32_C(1) << g->eos[i] % 32;
 }
 
-/* The elementary steps that seq's mask may take now. */
-static uint32_t guide_budget(struct guide *g, const struct seq *seq)
+/* The elementary steps that seq's mask may take now. share: 1; 2 for masks behind drafts, which
+ * have half of each bound. */
+static uint32_t guide_budget(struct guide *g, const struct seq *seq, uint32_t share)
 {
-    uint32_t pass = GUIDE_PASS_STEPS * (uint32_t)pool_width(g->pool);
+    uint32_t pass = GUIDE_PASS_STEPS * (uint32_t)pool_width(g->pool) / share;
     uint32_t of_pass = atomic_load_explicit(&g->pass_steps, memory_order_relaxed);
     uint32_t of_tenant =
         atomic_load_explicit(&g->tenant_steps[seq->tenant_idx], memory_order_relaxed);
 
     if (g->waits)
         return UINT32_MAX;
-    if (of_pass >= pass || of_tenant >= GUIDE_TENANT_STEPS)
+    if (of_pass >= pass || of_tenant >= GUIDE_TENANT_STEPS / share)
         return 0;
-    return GUIDE_MASK_STEPS;
+    return GUIDE_MASK_STEPS / share;
 }
 
 /* Counted after the work, so the last mask of a step may exceed the bound by its own length. */
@@ -387,7 +393,7 @@ static void guide_spend(struct guide *g, const struct seq *seq, uint32_t steps)
 static int guide_walk(struct guide *g, struct seq *seq, struct walk_work *work, uint32_t *mask)
 {
     const struct guide_automaton *automaton = seq->automaton;
-    uint32_t budget = guide_budget(g, seq), steps = 0;
+    uint32_t budget = guide_budget(g, seq, 1), steps = 0;
     int rc = ERR_OK;
 
     /* The walk keeps the position that it has reached, so a later call continues there. */
@@ -411,6 +417,35 @@ static int guide_walk(struct guide *g, struct seq *seq, struct walk_work *work, 
     return rc;
 }
 
+/* The mask behind a draft, whose predecessor's mask was just made: a copy of the walk follows the
+ * drafts. Errors as guide_walk(). */
+static int guide_walk_draft(struct guide *g, const struct guide_job *job, int worker)
+{
+    struct seq *seq = job->q;
+    const struct guide_automaton *automaton = seq->automaton;
+    const struct walk_language language = {automaton->a, automaton->vocab, automaton->cache};
+    uint32_t budget = guide_budget(g, seq, 2), steps;
+    struct walk *ahead = g->ahead[worker];
+    int rc;
+
+    if (budget == 0 || seq->n_walked != seq->n_tokens)
+        return ERR_AGAIN;
+    if (job->n_drafts == 1)
+        walk_copy(ahead, seq->walk);
+    rc = walk_accept(g->works[worker], automaton->a, automaton->vocab, ahead,
+                     seq->tokens[seq->n_tokens + job->n_drafts - 1]);
+    steps = walk_steps(g->works[worker]);
+    if (rc == ERR_OK && steps >= budget)
+        rc = ERR_AGAIN;
+    if (rc == ERR_OK) {
+        rc = walk_mask_within(g->works[worker], &language, ahead, budget - steps,
+                              g->scratch[worker]);
+        steps += walk_steps(g->works[worker]);
+    }
+    guide_spend(g, seq, steps);
+    return rc == ERR_INVALID ? ERR_NO_TOKEN : rc;
+}
+
 /* And the automaton's mask into the job's: a finished late one, or one that is made now. */
 static int guide_mask(struct guide *g, const struct guide_job *job, int worker)
 {
@@ -423,8 +458,9 @@ static int guide_mask(struct guide *g, const struct guide_job *job, int worker)
     if (seq->late != NULL)
         return ERR_AGAIN; /* seq was preempted meanwhile and is back before its late mask is
                            * ready */
-    if (seq->n_made != seq->n_tokens) {
-        rc = guide_walk(g, seq, g->works[worker], g->scratch[worker]);
+    if (job->n_drafts > 0 || seq->n_made != seq->n_tokens) {
+        rc = job->n_drafts > 0 ? guide_walk_draft(g, job, worker)
+                               : guide_walk(g, seq, g->works[worker], g->scratch[worker]);
         mask = g->scratch[worker];
     }
     for (int i = 0; i < g->n_words && rc == ERR_OK; i++)
@@ -433,11 +469,13 @@ static int guide_mask(struct guide *g, const struct guide_job *job, int worker)
 }
 
 /* The end tag of a reasoning that has reached its budget is forced, whatever else is allowed. The
- * automaton catches up when the next mask is made. */
+ * automaton catches up when the next mask is made. A sequence has no drafts when that is near. */
 static bool guide_forces(struct guide *g, struct guide_job *job)
 {
     int32_t id;
 
+    if (job->n_drafts > 0)
+        return false;
     think_follow(job->q);
     id = think_forced(job->q);
     if (id < 0)
@@ -448,13 +486,13 @@ static bool guide_forces(struct guide *g, struct guide_job *job)
     return true;
 }
 
-/* Make the mask of one job, on any worker: all tokens but those that a constraint forbids. */
-static void guide_make(void *arg, int task, int worker)
+/* Make the mask of one job, on any worker: all tokens but those that a constraint forbids. rc: of
+ * the job of the draft before, which seq's later ones follow. */
+static void guide_make(struct guide *guide, struct guide_job *job, int worker, int rc)
 {
-    struct guide *guide = arg;
-    struct guide_job *job = &guide->jobs[task];
     const struct seq *seq = job->q;
     size_t bytes = (size_t)guide->n_words * sizeof *job->mask;
+    int n_tokens = seq->n_tokens + job->n_drafts;
     uint32_t left = 0;
 
     if (guide_forces(guide, job))
@@ -464,14 +502,14 @@ static void guide_make(void *arg, int task, int worker)
         job->mask[guide->n_words - 1] = (UINT32_C(1) << guide->n_vocab % 32) - 1;
     for (int i = 0; i < (int)seq->request.generate.n_allowed; i++)
         job->mask[i] &= seq->allowed[i];
-    for (int i = 0; i < guide->n_words && seq_bans_stops(seq, 0); i++)
+    for (int i = 0; i < guide->n_words && seq_bans_stops(seq, job->n_drafts); i++)
         job->mask[i] &= ~seq->stops[i];
-    job->rc = ERR_OK;
-    if (seq->automaton != NULL)
+    job->rc = rc;
+    if (rc == ERR_OK && seq->automaton != NULL)
         job->rc = guide_mask(guide, job, worker);
-    guide_ban_words(seq, job->mask);
+    guide_ban_words(seq, n_tokens, job->mask);
     if (seq->automaton != NULL)
-        guide_ban_ends(guide, seq, job->mask);
+        guide_ban_ends(guide, seq, n_tokens, job->mask);
     for (int i = 0; i < guide->n_words; i++)
         left |= job->mask[i];
     if (job->rc == ERR_OK && left == 0)
@@ -480,10 +518,22 @@ static void guide_make(void *arg, int task, int worker)
         memset(job->mask, 0xff, bytes); /* its row is sampled, but the result is dropped */
 }
 
+/* The masks of one sequence, in their order: each walks on from the one before. */
+static void guide_make_all(void *arg, int task, int worker)
+{
+    struct guide *g = arg;
+    int end = task + 1 < g->n_seqs ? g->firsts[task + 1] : g->n_jobs, rc = ERR_OK;
+
+    for (int i = g->firsts[task]; i < end; i++) {
+        guide_make(g, &g->jobs[i], worker, rc);
+        rc = g->jobs[i].rc;
+    }
+}
+
 /* The budgets are per step. */
 void guide_clear(struct guide *g)
 {
-    g->n_jobs = 0;
+    g->n_jobs = g->n_seqs = 0;
     atomic_store_explicit(&g->pass_steps, 0, memory_order_relaxed);
     for (int i = 0; i < WIRE_TENANTS; i++)
         atomic_store_explicit(&g->tenant_steps[i], 0, memory_order_relaxed);
@@ -493,8 +543,13 @@ void guide_clear(struct guide *g)
 int guide_add(struct guide *g, struct seq *seq)
 {
     int i = g->n_jobs++;
+    bool is_first = i == 0 || g->jobs[i - 1].q != seq;
 
-    g->jobs[i] = (struct guide_job){.q = seq, .mask = g->masks + (size_t)i * (size_t)g->n_words};
+    if (is_first)
+        g->firsts[g->n_seqs++] = i;
+    g->jobs[i] = (struct guide_job){.q = seq,
+                                    .n_drafts = is_first ? 0 : g->jobs[i - 1].n_drafts + 1,
+                                    .mask = g->masks + (size_t)i * (size_t)g->n_words};
     return i;
 }
 
@@ -502,11 +557,12 @@ int guide_add(struct guide *g, struct seq *seq)
  * lock. */
 void guide_run(struct guide *g)
 {
-    if (g->n_jobs == 1)
-        guide_make(g, 0, 0); /* no worker has to be woken */
-    else if (g->n_jobs > 1)
-        pool_run(g->pool, guide_make, g, g->n_jobs);
-    for (int i = 0; i < g->n_jobs; i++) {
+    if (g->n_seqs == 1)
+        guide_make_all(g, 0, 0); /* no worker has to be woken */
+    else if (g->n_seqs > 1)
+        pool_run(g->pool, guide_make_all, g, g->n_seqs);
+    for (int k = 0; k < g->n_seqs; k++) {
+        int i = g->firsts[k];
         struct seq *seq = g->jobs[i].q;
 
         seq->is_late = g->jobs[i].rc == ERR_AGAIN;

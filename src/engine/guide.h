@@ -14,6 +14,10 @@
  * GUIDE_LATE_TENANT late masks at a time, and the tenant with the fewest steps spent on it is next.
  * An automaton that cannot be walked within the bounds of walk.h is refused from then on.
  *
+ * Each row of a sequence with drafts (draft.h) has a mask of its own, made in the order of the
+ * drafts. These masks have half of the bounds above: one that does not fit into them ends the
+ * drafts, and the masks of other sequences are not later for it.
+ *
  * Allowed ids and bad words of a request become masks as well. All calls come from the engine's
  * thread; other threads work only inside guide_run(), and in guide_late.c. */
 #ifndef QUIRE_ENGINE_GUIDE_H
@@ -55,6 +59,7 @@ struct guide_automaton {
     int n_users;  /* sequences and late masks that use it */
     bool lost;    /* the place is free because its upload was lost for want of memory */
     bool refused; /* it cannot be walked within the bounds */
+    bool is_slow; /* a look ahead took too long: its sequences have no drafts (guide_draft()) */
 };
 
 /* The uploads of one front. */
@@ -67,6 +72,7 @@ struct guide_lane {
 /* A mask to be made. */
 struct guide_job {
     struct seq *q;
+    int n_drafts; /* it is for the token after q's known ones and so many of its drafts */
     uint32_t *mask;
     int rc; /* ERR_OK, or the reason why the sequence cannot continue */
 };
@@ -92,8 +98,11 @@ struct guide {
     struct pool *pool;
     struct walk_work **works; /* [pool_width()] */
     uint32_t **scratch;       /* [pool_width()]: uint32 [n_words] */
-    struct guide_job *jobs;   /* [max_num_seqs] */
+    struct walk **ahead;      /* [pool_width()]: a sequence's walk over its drafts */
+    struct guide_job *jobs;   /* [max_num_seqs], those of a sequence one after another */
     int n_jobs;
+    int *firsts; /* int [max_num_seqs]: the first job of each sequence */
+    int n_seqs;
     uint32_t *masks; /* borrowed from the model */
     int n_words;
     int n_vocab;
@@ -145,11 +154,11 @@ void guide_end(struct seq *seq);
 /* May the token after seq's pending ones be masked? Called before that token itself is pending. */
 bool guide_has_mask(struct seq *seq);
 
-/* The masks of a step: guide_clear(), then guide_add() for each masked sequence, which returns the
- * mask's index in model_masks(), then guide_run() when all tokens before the masked ones are known,
- * while the device computes. A job's rc reports that its sequence cannot continue (ERR_NO_TOKEN,
- * ERR_LIMIT), or that it has to skip this step: ERR_AGAIN, and is_late is set. Its mask then allows
- * everything. */
+/* The masks of a step: guide_clear(), then guide_add() for each row of a masked sequence, one for
+ * its next token and one behind each draft; it returns the mask's index in model_masks(). Then
+ * guide_run(), when all tokens before the masked ones are known, while the device computes. A job's
+ * rc reports that its sequence cannot continue (ERR_NO_TOKEN, ERR_LIMIT), or that it has to skip
+ * this step: ERR_AGAIN, and is_late is set. Its mask then allows everything. */
 void guide_clear(struct guide *g);
 int guide_add(struct guide *g, struct seq *seq);
 void guide_run(struct guide *g);
@@ -160,6 +169,19 @@ void guide_pass(struct guide *g, struct seq *const *running, int n_running);
 
 /* Is id, which was just appended to seq, an end of sequence that its automaton has allowed? */
 bool guide_has_ended(const struct guide *g, const struct seq *seq, int32_t id);
+
+/* Before a plan, when all tokens of seq are known, with n drafts behind them: the first n_kept may
+ * come; behind them, up to n of at most `most`, are tokens of the bytes that the automaton leaves
+ * no choice about but white space (walk_likely()), written after the drafts. Which tokens such
+ * bytes are cut into is the model's choice: the longest ones are a guess, and certain only if no
+ * other token is allowed. */
+struct guide_drafts {
+    int n_kept, n;
+};
+struct guide_drafts guide_draft(struct guide *g, struct seq *seq, int n, int most);
+
+/* seq got a token: do at least two such tokens follow it? Then its next step is worth a wait. */
+bool guide_is_forced(struct guide *g, struct seq *seq);
 
 /* --- between guide.c and guide_late.c --- */
 

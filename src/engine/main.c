@@ -337,19 +337,6 @@ static int main_read_drafts(struct engine *e)
     return ERR_INVALID;
 }
 
-/* Drafts need a cache that can forget wrong tokens; a recurrent state cannot. */
-static int main_check_drafts(struct engine *e)
-{
-    for (int group = 0; group < e->shape->n_groups && e->drafts.method != DRAFT_NONE; group++) {
-        if (e->shape->groups[group].kind != CACHE_STATE)
-            continue;
-        log_warn("engine: speculative_config is not used: the model has recurrent layers");
-        e->drafts.method = DRAFT_NONE;
-        drafter_close(&e->drafter);
-    }
-    return drafter_join(e);
-}
-
 /* The scheduler, the pool of sequences and everything whose size depends on the model. */
 static int main_open_queues(struct engine *e)
 {
@@ -374,7 +361,8 @@ static int main_open_queues(struct engine *e)
         .page_tokens = shape->page_tokens,
         .n_vocab = shape->n_vocab,
         .n_groups = shape->n_groups,
-        .has_drafts = limits.drafts != NULL && !draft_is_model(limits.drafts)};
+        .has_drafts = limits.drafts != NULL && !draft_is_model(limits.drafts) &&
+                      limits.drafts->method != DRAFT_FORCED};
     int rc = pages_open(&e->pages, shape->n_pages, shape->page_tokens);
 
     e->admission.max_num_queued_tokens = e->settings.max_num_queued_tokens;
@@ -391,6 +379,7 @@ static int main_open_queues(struct engine *e)
         rc = seq_pool_init(&e->pool, &of_seqs);
     if (rc == ERR_OK)
         rc = main_open_guide(e);
+    e->drafts.guide = &e->guide;
     if (rc == ERR_OK)
         rc = fill_init(e);
     if (rc == ERR_OK)
@@ -438,7 +427,7 @@ static int main_open(struct engine *e)
     if (rc == ERR_OK)
         rc = main_open_model(e);
     if (rc == ERR_OK)
-        rc = main_check_drafts(e);
+        rc = drafter_join(e);
     if (rc == ERR_OK)
         main_tell_use(e);
     if (rc == ERR_OK)

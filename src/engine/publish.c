@@ -405,34 +405,54 @@ int publish_row(struct engine *e, struct seq *seq, int room)
     return room;
 }
 
-/* The rows of a token and of its n drafts, from `row` on. A row's token counts while all drafts
- * before it equal the sampled tokens; the rest is thrown away. Example: drafts a b c, sampled a x
- * .. ..: a was right, x replaces b, and two rows are dropped. Each token that counts advances the
- * sequence by one, so that pages are named with tokens that are certain. */
-static void publish_drafted(struct engine *e, const struct engine_step *step, int row,
-                            struct seq *seq, int n)
+static void publish_draft_metrics(struct engine *e, int n, int n_right)
 {
-    int n_right = 0;
-
-    while (n_right < n && seq->tokens[seq->n_tokens + n_right] == e->row_tokens[row + n_right])
-        n_right++;
     stats_add(&e->stats, METRIC_drafts, 1);
     stats_add(&e->stats, METRIC_draft_tokens, (uint64_t)n);
     stats_add(&e->stats, METRIC_draft_accepted, (uint64_t)n_right);
     for (int i = 0; i < n_right; i++)
         stats_add(&e->stats, (enum wire_metric)(METRIC_draft_accepted_0 + i), 1);
+}
+
+/* The rows of a token and of its n drafts, from `row` on. A row's token counts while all drafts
+ * before it equal the sampled tokens; the rest is thrown away. Example: drafts a b c, sampled a x
+ * .. ..: a was right, x replaces b, and two rows are dropped. Each token that counts advances the
+ * sequence by one, so that pages are named with tokens that are certain.
+ *
+ * A state has taken in all drafts. If one was wrong, the states are those before the step again,
+ * and the next step computes the tokens that count a second time, before further drafts. */
+static void publish_drafted(struct engine *e, const struct engine_step *step, int row,
+                            struct seq *seq, int n)
+{
+    int n_before = seq->n_ahead - n - 1, n_right = 0, n_checked = n - seq->draft.n_cut;
+    bool goes_back;
+
+    while (n_right < n_checked &&
+           seq->tokens[seq->n_tokens + n_right] == e->row_tokens[row + n_right])
+        n_right++;
+    publish_draft_metrics(e, n, n_right);
+    goes_back = n_right < n && e->sched.tables.n_state_pages > 0;
+    if (goes_back)
+        tables_go_back(&e->sched.tables, seq);
+    else
+        tables_forget(&e->sched.tables, seq);
+    if (n_before > 0 && !goes_back)
+        sched_advance(&e->sched, seq, n_before, tiers_note_named, e);
     for (int i = 0; i <= n_right; i++) {
-        sched_advance(&e->sched, seq, 1, tiers_note_named, e);
+        if (!goes_back)
+            sched_advance(&e->sched, seq, 1, tiers_note_named, e);
         if (i > 0)
             tenants_charge_token(&e->sched.tenants, seq);
         if (!publish_sampled(e, step, row + i, seq))
             return;
     }
-    seq->n_ahead -= n - n_right;
+    seq->n_ahead -= goes_back ? n_before + 1 + n : n - n_right;
+    seq->n_again = goes_back ? seq->n_tokens - 1 : 0;
     seq->n_pending -= n - n_right;
     seq->n_owed -= (n - n_right) * seq_token_records(seq);
     seq->draft.n_ahead = 0;
-    draft_learn(&e->drafts, seq, n, n_right);
+    seq->draft.n_forced -= seq->draft.n_cut;
+    draft_learn(&e->drafts, seq, n_checked, n_right);
 }
 
 /* Publish a step that has ended: advance its sequences, then write the tokens of its rows. */

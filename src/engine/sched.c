@@ -93,6 +93,7 @@ static void sched_drop_pages(struct sched *s, struct seq *seq)
     seq->n_pending = 0;
     seq->draft.n_ahead = 0;
     seq->draft.is_traced = false;
+    seq->n_again = 0;
 }
 
 /* Steps in flight may still contain the sequence: retire() removes it from them. */
@@ -178,7 +179,8 @@ static int sched_lacks(const struct sched *s, const struct seq *seq)
 {
     if (sched_awaits_token(s, seq))
         return 0;
-    if (seq->draft.n_ahead > 0 || (seq->draft.is_on && seq->n_pending > 0))
+    if (seq->draft.n_ahead > 0 ||
+        ((seq->draft.is_on || seq->draft.is_forced) && seq->n_pending > 0))
         return 0; /* the draft's outcome is known only after the step */
     if (seq->n_pending > 0 && seq->n_tokens + seq->n_pending >= seq->tokens_max)
         return 0;
@@ -277,15 +279,16 @@ static bool sched_is_due(const struct sched *s, const struct seq *seq, enum sche
         return false;
     if (pass == SCHED_PROMPTS && s->long_planned && sched_is_long(s, seq))
         return false;
-    return (sched_lacks(s, seq) == 1) == (pass == SCHED_DECODES);
+    return seq_decodes(seq, sched_lacks(s, seq)) == (pass == SCHED_DECODES);
 }
 
-/* Propose drafts for seq, as many as there is room for: each needs a row, a token of the budget and
- * room in the output ring. Returns how many. */
-static int sched_drafts(const struct sched *s, struct seq *seq)
+/* Propose drafts for seq behind n known tokens, as many as there is room for: each needs a row, a
+ * token of the budget and room in the output ring, and a state a copy. Returns how many. */
+static int sched_drafts(struct sched *s, struct seq *seq, int n)
 {
     int rows = (s->limits.max_num_seqs - s->n_running - s->n_planned_rows) / 2;
-    int left = s->limits.max_num_batched_tokens - s->n_planned_tokens - 1;
+    int left = s->limits.max_num_batched_tokens - s->n_planned_tokens - n;
+    int border = tables_to_border(&s->tables, seq) - n;
     int room = seq->room / seq_token_records(seq);
     int most = seq->tokens_max - seq->n_tokens - 1;
 
@@ -294,6 +297,13 @@ static int sched_drafts(const struct sched *s, struct seq *seq)
      * yet. */
     if (s->limits.drafts == NULL || seq->n_pending > 0 || seq->n_ahead > 0)
         return 0;
+    tables_forget(&s->tables, seq); /* of a plan without a step */
+    if (border <= 0)
+        return 0;
+    if (most > DRAFT_MAX + 1 - n)
+        most = DRAFT_MAX + 1 - n;
+    if (most > border)
+        most = border;
     if (most > rows)
         most = rows;
     if (most > left)
@@ -301,6 +311,8 @@ static int sched_drafts(const struct sched *s, struct seq *seq)
     if (most > room)
         most = room;
     draft_propose(s->limits.drafts, seq, most);
+    if (seq->draft.n > 0 && !tables_keep(&s->tables, seq, s->n_running))
+        seq->draft.n = 0;
     return seq->draft.n;
 }
 
@@ -330,7 +342,7 @@ static void sched_plan_running(struct sched *s, enum sched_pass pass)
             return;
         s->long_planned = s->long_planned || sched_is_long(s, seq);
         if (pass == SCHED_DECODES)
-            n += sched_drafts(s, seq);
+            n += sched_drafts(s, seq, n);
         if (!sched_give(s, seq, n))
             return;
         s->prompt_planned = s->prompt_planned || pass != SCHED_DECODES;

@@ -45,7 +45,7 @@ static int seq_arrays_reserve(struct seq_arrays *a, size_t n, size_t tokens_cap)
 {
     a->tokens = seq_reserve(n * tokens_cap * sizeof *a->tokens);
     a->pages = seq_reserve(n * a->n_pages * sizeof *a->pages);
-    a->snapshots = seq_reserve(n * (2 * a->n_state_pages + 1) * sizeof *a->snapshots);
+    a->snapshots = seq_reserve(n * (3 * a->n_state_pages + 1) * sizeof *a->snapshots);
     a->allowed = seq_reserve(n * a->n_words * sizeof *a->allowed);
     a->stops = seq_reserve(n * a->n_words * sizeof *a->stops);
     a->made = seq_reserve(n * a->n_words * sizeof *a->made);
@@ -91,8 +91,9 @@ int seq_pool_init(struct seq_pool *p, const struct seq_pool_limits *limits)
         for (int group = 0; group < limits->n_groups; group++)
             s->tables[group].pages =
                 arrays.pages + at * arrays.n_pages + (size_t)group * (size_t)pages_cap;
-        s->taken.pages = arrays.snapshots + at * 2 * arrays.n_state_pages;
+        s->taken.pages = arrays.snapshots + at * 3 * arrays.n_state_pages;
         s->newest.pages = s->taken.pages + arrays.n_state_pages;
+        s->kept.pages = s->newest.pages + arrays.n_state_pages;
         s->allowed = arrays.allowed + at * arrays.n_words;
         s->stops = arrays.stops + at * arrays.n_words;
         s->made = arrays.made + at * arrays.n_words;
@@ -123,6 +124,7 @@ struct seq *seq_claim(struct seq_pool *p)
     fresh = (struct seq){.tokens = s->tokens,
                          .taken.pages = s->taken.pages,
                          .newest.pages = s->newest.pages,
+                         .kept.pages = s->kept.pages,
                          .allowed = s->allowed,
                          .stops = s->stops,
                          .made = s->made,

@@ -86,7 +86,10 @@ struct seq {
     struct seq_snapshot taken;  /* enqueued, not named yet */
     struct seq_snapshot newest; /* the newest named one of the output, or the one that the sequence
                                  * began with */
-    int n_snapped;              /* tokens at which the last snapshot was taken or found */
+    struct seq_snapshot kept; /* before the step in flight, if it computes drafts: if one is wrong,
+                                 * the sequence goes back to it */
+    int n_snapped;            /* tokens at which the last snapshot was taken or found */
+    int n_again;              /* tokens up to here that are computed again are no prompt; 0: none */
 
     struct lora_adapter *adapter; /* NULL: none; counted in its n_seqs */
     bool awaits_adapter;          /* it waits, and its adapter has no slot yet (lora.h) */
@@ -253,6 +256,13 @@ static inline bool seq_awaits_row(const struct seq *seq)
 {
     return seq->tells_row || (seq_has_rows(seq) && seq->n_pending > 0) ||
            (seq_prompt_has_rows(seq) && seq_tells_prompt(seq) && seq->n_ahead > 0);
+}
+
+/* Of the n tokens that seq lacks: is it to decode? The tokens before the last one may be those that
+ * a state has lost with wrong drafts. */
+static inline bool seq_decodes(const struct seq *seq, int n)
+{
+    return n == 1 || (n > 1 && seq->n_tokens - 1 <= seq->n_again);
 }
 
 /* May seq still be refused for overload? Not after its client has received a part of the answer,

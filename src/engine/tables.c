@@ -518,11 +518,29 @@ static bool tables_wants_snapshot(const struct tables *t, const struct seq *seq,
     return at % t->stride == 0 || at == tables_border(t, seq->n_prompt) || at >= seq->n_prompt;
 }
 
+/* Enqueue a copy of seq's states, in pages that are taken for it: pages_free() has said that they
+ * are there. */
+static void tables_copy_states(struct tables *t, struct seq *seq, struct seq_snapshot *to, int at)
+{
+    int idx = 0;
+
+    for (int group = 0; group < t->limits.n_groups; group++) {
+        for (int part = 0; tables_is_state(t, group) && part < t->groups[group].n_state_pages;
+             part++) {
+            int32_t from = seq->tables[group].pages[part];
+
+            to->pages[idx] = tables_take_page(t);
+            pages_ref(t->pages, from);
+            tables_copy(t, from, to->pages[idx++]);
+        }
+    }
+    to->at = at;
+}
+
 /* The copy is enqueued with the plan's copies, before the next step overwrites the states. */
 void tables_snapshot(struct tables *t, struct seq *seq)
 {
     int at = seq->n_computed + seq->n_ahead;
-    int idx = 0;
 
     if (t->n_state_pages == 0 || !t->limits.prefix_caching || !tables_wants_snapshot(t, seq, at))
         return;
@@ -531,18 +549,63 @@ void tables_snapshot(struct tables *t, struct seq *seq)
     if (pages_free(t->pages) < t->n_state_pages + tables_margin(t, 1) ||
         t->n_copies + t->n_state_pages > t->copies_cap)
         return;
+    tables_copy_states(t, seq, &seq->taken, at);
+    seq->n_snapped = at;
+    t->n_snapshots++;
+}
+
+/* The pages keep their names, if they have any, and stay in the cache. */
+static void tables_drop_snapshot(struct tables *t, struct seq_snapshot *s)
+{
+    for (int part = 0; s->at > 0 && part < t->n_state_pages; part++)
+        pages_unref(t->pages, s->pages[part]);
+    s->at = 0;
+}
+
+bool tables_keep(struct tables *t, struct seq *seq, int n_running)
+{
+    if (t->n_state_pages == 0)
+        return true;
+    must(seq->n_ahead == 0 && seq->kept.at == 0);
+    if (seq->n_computed == 0 ||
+        pages_free(t->pages) < t->n_state_pages + tables_margin(t, n_running) ||
+        t->n_copies + t->n_state_pages > t->copies_cap)
+        return false;
+    tables_copy_states(t, seq, &seq->kept, seq->n_computed);
+    return true;
+}
+
+/* The copies become the states. n_computed has not grown, so no page of tokens was named or given
+ * back since: those of right drafts are computed again, with equal keys and values. */
+void tables_go_back(struct tables *t, struct seq *seq)
+{
+    int idx = 0;
+
+    must(seq->kept.at > 0 && seq->kept.at == seq->n_computed);
     for (int group = 0; group < t->limits.n_groups; group++) {
         for (int part = 0; tables_is_state(t, group) && part < t->groups[group].n_state_pages;
              part++) {
-            int32_t from = seq->tables[group].pages[part];
+            int32_t *page = &seq->tables[group].pages[part];
 
-            seq->taken.pages[idx] = tables_take_page(t);
-            pages_ref(t->pages, from);
-            tables_copy(t, from, seq->taken.pages[idx++]);
+            pages_unref(t->pages, *page);
+            *page = seq->kept.pages[idx++];
         }
     }
-    seq->taken.at = seq->n_snapped = at;
-    t->n_snapshots++;
+    seq->kept.at = 0;
+}
+
+void tables_forget(struct tables *t, struct seq *seq)
+{
+    tables_drop_snapshot(t, &seq->kept);
+}
+
+int tables_to_border(const struct tables *t, const struct seq *seq)
+{
+    int block = t->limits.page_tokens;
+
+    if (t->n_state_pages == 0 || !t->limits.prefix_caching)
+        return INT_MAX;
+    return block - seq->n_computed % block;
 }
 
 /* Name a page of seq, the end of its first n_tokens tokens. False: another page has this name
@@ -695,14 +758,6 @@ static void tables_keep_part(struct tables *t, const struct seq *seq)
     }
 }
 
-/* The pages keep their names, if they have any, and stay in the cache. */
-static void tables_drop_snapshot(struct tables *t, struct seq_snapshot *s)
-{
-    for (int part = 0; s->at > 0 && part < t->n_state_pages; part++)
-        pages_unref(t->pages, s->pages[part]);
-    s->at = 0;
-}
-
 /* Unreference the pages of all groups at i. */
 static void tables_drop_at(struct tables *t, struct seq *seq, int i)
 {
@@ -732,6 +787,7 @@ void tables_drop(struct tables *t, struct seq *seq)
     for (int group = 0; group < t->limits.n_groups; group++)
         seq->tables[group].first = 0;
     tables_drop_snapshot(t, &seq->newest);
+    tables_drop_snapshot(t, &seq->kept);
     seq->n_named = 0;
     seq->n_snapped = 0;
     seq->chain = seq->root;

@@ -141,6 +141,21 @@ int tables_clip(const struct tables *t, const struct seq *seq, int n);
 /* Before a plan: copy seq's states if a snapshot is due. Skipped when pages are short. */
 void tables_snapshot(struct tables *t, struct seq *seq);
 
+/* seq's next step is to compute drafts: copy its states, so that tables_go_back() can. n_running:
+ * for whose next tokens pages stay free. False: there are too few. Without states there is nothing
+ * to do. */
+bool tables_keep(struct tables *t, struct seq *seq, int n_running);
+
+/* A draft was wrong: the states are those before the step again. */
+void tables_go_back(struct tables *t, struct seq *seq);
+
+/* The step has ended well, or there was none: the copy is given back. */
+void tables_forget(struct tables *t, struct seq *seq);
+
+/* Tokens that a step of a decode may compute with its drafts: with states it ends at the next
+ * border of pages, where a snapshot is due. */
+int tables_to_border(const struct tables *t, const struct seq *seq);
+
 /* n_computed has grown: name pages that are full and snapshots that are computed, and give back
  * pages that a window has passed. Calls named() for each page that is worth saving in a lower
  * tier. */

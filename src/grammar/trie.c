@@ -247,6 +247,33 @@ int trie_build(const struct trie_token *tokens, uint32_t n_vocab, const int32_t 
     return ERR_OK;
 }
 
+/* --- look up -------------------------------------------------------------------------------- */
+
+/* The first trie has all tokens. A node's children follow it, each with its subtree. */
+int32_t trie_longest(const struct token_trie *trie, const char *bytes, size_t len,
+                     size_t *token_len)
+{
+    const struct trie_node *nodes = trie_nodes(trie) + trie->tries[0].node_at;
+    uint32_t at = 0, end = trie->tries[0].n_nodes;
+    int32_t longest = -1;
+    size_t n = 0;
+
+    while (n < len && at < end) { /* skip is at least 1 */
+        if (nodes[at].byte != (uint8_t)bytes[n]) {
+            at += nodes[at].skip;
+            continue;
+        }
+        n++;
+        if (nodes[at].token != TRIE_NO_TOKEN) {
+            longest = (int32_t)nodes[at].token;
+            *token_len = n;
+        }
+        end = at + nodes[at].skip;
+        at++;
+    }
+    return longest;
+}
+
 /* --- check -------------------------------------------------------------------------------- */
 
 /* Are the subtrees nested properly, and no deeper than a token is long? A walk relies on both. */

@@ -108,6 +108,11 @@ struct trie_token {
 int trie_build(const struct trie_token *tokens, uint32_t n_vocab, const int32_t *ends,
                uint32_t n_ends, struct buf *image) ERR_CHECKED;
 
+/* The longest token whose text `bytes` begin with, and the length of its text in *token_len; -1:
+ * there is none. At most 256 nodes per byte. */
+int32_t trie_longest(const struct token_trie *trie, const char *bytes, size_t len,
+                     size_t *token_len);
+
 /* Check every field of an image, aligned to 8, that will not change. ERR_OK, ERR_INVALID. */
 int trie_check(const void *image, size_t len) ERR_CHECKED;
 

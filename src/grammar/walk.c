@@ -418,51 +418,88 @@ int walk_accept(struct walk_work *work, const struct automaton *automaton,
     return walk_bytes(work, automaton, walk, trie_text(trie) + at, n);
 }
 
-/* The only byte for which a closed set has an edge; -1 when there are several or none. */
-static int walk_only_byte(const struct walk_work *work, const struct set *set)
+#define WALK_BYTE_STEPS 64 /* a configuration's 256 edges take as long as so many steps */
+
+static bool walk_is_white(int byte)
+{
+    return byte == ' ' || (byte >= '\t' && byte <= '\r');
+}
+
+static bool walk_has_byte(const struct walk_work *work, const struct set *set, int byte)
+{
+    for (uint32_t i = 0; i < set->n; i++) {
+        if (automaton_step(work->a, work->pool[set->at + i].state, (uint8_t)byte) != AUTOMATON_DEAD)
+            return true;
+    }
+    return false;
+}
+
+/* The only byte for which a closed set has an edge, white space apart if that is skipped; -1 when
+ * there are several or none. */
+static int walk_only_byte(const struct walk_work *work, const struct set *set, bool skips_white)
 {
     int only = -1;
-    uint32_t i;
+
+    for (int byte = 0; byte < 256; byte++) {
+        if ((skips_white && walk_is_white(byte)) || !walk_has_byte(work, set, byte))
+            continue;
+        if (only >= 0)
+            return -1; /* the search ends at the second byte found */
+        only = byte;
+    }
+    return only;
+}
+
+/* The byte that must come after `last`; -1: there is a choice, or the output may end. Likely ones,
+ * too: of free white space a blank behind a colon or a comma, and none elsewhere. */
+static int walk_next_byte(const struct walk_work *work, const struct set *set, bool likely,
+                          char last)
+{
     int byte;
 
-    /* With a single byte that can follow, a token is forced and needs no mask. The search ends
-     * at the second byte found. */
-    for (byte = 0; byte < 256; byte++)
-        for (i = 0; i < set->n; i++)
-            if (automaton_step(work->a, work->pool[set->at + i].state, (uint8_t)byte) !=
-                AUTOMATON_DEAD) {
-                if (only >= 0)
-                    return -1;
-                only = byte;
-                /* Several configurations may share a byte; one is enough to know that it can
-                 * follow. */
-                break;
-            }
-    return only;
+    if (work->failed || set->bottom)
+        return -1;
+    byte = walk_only_byte(work, set, false);
+    if (byte >= 0 || !likely)
+        return byte;
+    byte = walk_only_byte(work, set, true);
+    if (byte >= 0 && (last == ':' || last == ',') && walk_has_byte(work, set, ' '))
+        return ' ';
+    return byte;
+}
+
+static size_t walk_bytes_ahead(struct walk_work *work, const struct walk *walk, bool likely,
+                               char last, char *bytes, size_t cap)
+{
+    struct set set = walk_set_load(work, walk);
+    size_t n;
+
+    for (n = 0; n < cap && n < TRIE_TOKEN_MAX; n++) {
+        int byte;
+
+        walk_set_close(work, &set);
+        work->steps += set.n * WALK_BYTE_STEPS;
+        byte = walk_next_byte(work, &set, likely, last);
+        if (byte < 0)
+            break;
+        last = bytes[n] = (char)byte;
+        set = walk_set_step(work, &set, (uint8_t)byte);
+    }
+    return n;
 }
 
 size_t walk_forced(struct walk_work *work, const struct automaton *automaton,
                    const struct walk *walk, char *bytes, size_t cap)
 {
-    struct set set;
-    size_t n;
-
     must(bytes != NULL || cap == 0);
     walk_work_reset(work, automaton);
-    set = walk_set_load(work, walk);
-    for (n = 0; n < cap && n < TRIE_TOKEN_MAX; n++) {
-        int byte;
+    return walk_bytes_ahead(work, walk, false, '\0', bytes, cap);
+}
 
-        walk_set_close(work, &set);
-        /* If the output may end here, no byte is forced. */
-        if (work->failed || set.bottom)
-            byte = -1;
-        else
-            byte = walk_only_byte(work, &set);
-        if (byte < 0)
-            break;
-        bytes[n] = (char)byte;
-        set = walk_set_step(work, &set, (uint8_t)byte);
-    }
-    return n;
+size_t walk_likely(struct walk_work *work, const struct automaton *automaton,
+                   const struct walk *walk, char last, char *bytes, size_t cap)
+{
+    must(bytes != NULL || cap == 0);
+    walk_work_reset(work, automaton);
+    return walk_bytes_ahead(work, walk, true, last, bytes, cap);
 }

@@ -123,4 +123,9 @@ bool walk_can_end(struct walk_work *work, const struct automaton *automaton,
 size_t walk_forced(struct walk_work *work, const struct automaton *automaton,
                    const struct walk *walk, char *bytes, size_t cap);
 
+/* Likewise, but free white space is no choice: the bytes that will come if a blank follows each
+ * colon and comma, where it may, and no other white space comes. last: the byte before them. */
+size_t walk_likely(struct walk_work *work, const struct automaton *automaton,
+                   const struct walk *walk, char last, char *bytes, size_t cap);
+
 #endif

@@ -427,8 +427,9 @@ static const struct arch_names gpt_oss_names = {LLAMA_ALL,
     .norms = NORMS_BOTH, .window = ARCH_WINDOW_TYPES, .window_pattern = 6, .names = &gemma4_names
 
 /* Gated DeltaNet in three of four layers, and attention with gates in the fourth. */
-#define QWEN_DELTA \
-    .qk_norm = QK_NORM_HEADS, .head_dim = 256, .rotary_part = 0.25, .norm = {.plus_one = true}
+#define QWEN_DELTA                                                                              \
+    .qk_norm = QK_NORM_HEADS, .head_dim = 256, .rotary_part = 0.25, .norm = {.plus_one = true}, \
+    .has_mtp = true
 
 /* Latent attention, whose rope family_latent.c adds, and experts. */
 #define LATENT                                                                       \

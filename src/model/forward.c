@@ -100,12 +100,51 @@ static struct pass_next forward_next(const struct forward *f, const struct pass 
     return forward_first(f, p, i + 1);
 }
 
+/* Keep the residual that enters layer i, or is behind the last one, if a head reads it; plain rows
+ * of the device's type. */
+static void forward_tap(const struct forward *f, const struct pass *p, int i)
+{
+    static const struct k_norm none = {.kind = K_NORM_NONE};
+    static const struct k_matrix plain = {.n_in = 0};
+    const struct forward_taps *taps = f->taps;
+
+    for (int k = 0; taps != NULL && k < taps->n; k++) {
+        size_t at = (size_t)k * (size_t)taps->n_tokens_max * (size_t)taps->dim;
+        struct device_rows rows = {.data = (char *)taps->rows + at * p->d->elem_bytes};
+
+        if (taps->layers[k] == i)
+            p->d->ops->norm(p->d, &rows, p->a->x, &none, p->n, &plain);
+    }
+}
+
+/* After the last layer whose residual a head reads: in parts the sum is computed for all tokens,
+ * not for the sampled rows alone. */
+static void forward_end_tapped(const struct forward *f, const struct pass *p,
+                               const struct device_rows *rows, struct pass_sum sum)
+{
+    if (p->fused)
+        pass_finish(p, rows, sum);
+    else
+        pass_add_last(p, rows, sum);
+    forward_tap(f, p, f->plan->n_layers);
+    if (!p->fused)
+        pass_finish_entered(p);
+}
+
+static bool forward_taps_end(const struct forward *f)
+{
+    return f->taps != NULL && f->taps->n > 0 &&
+           f->taps->layers[f->taps->n - 1] == f->plan->n_layers;
+}
+
 /* The last sum of layer i. After the last layer it ends in the logits instead of another layer's
  * norm. */
 static void forward_end(const struct forward *f, const struct pass *p, int i,
                         const struct device_rows *rows, struct pass_sum sum)
 {
-    if (i + 1 == f->plan->n_layers && f->is_last)
+    if (i + 1 == f->plan->n_layers && f->is_last && forward_taps_end(f))
+        forward_end_tapped(f, p, rows, sum);
+    else if (i + 1 == f->plan->n_layers && f->is_last)
         pass_finish(p, rows, sum);
     else if (i + 1 == f->stage.end)
         pass_leave(p, rows, sum, forward_next(f, p, i));
@@ -121,7 +160,7 @@ static void forward_project(const struct forward *f, const struct pass *p,
         pass_project_delta(p, weights);
     else if (plan->attn.latent.kv_rank > 0)
         pass_project_latent(p, &plan->attn, weights);
-    else if (f->plan->eagle != NULL)
+    else if (f->plan->eagle != NULL && !f->plan->eagle->is_mtp)
         p->d->ops->matmul(p->d, p->a->mixer_in, &p->a->pairs, &weights->mixer_in,
                           weights->mixer_in_bias, p->n);
     else
@@ -272,22 +311,6 @@ int forward_segments(const struct forward *f, struct device_segment *segments)
     return FORWARD_SEGMENTS_MAX;
 }
 
-/* Keep the residual that enters layer i, if a head reads it; plain rows of the device's type. */
-static void forward_tap(const struct forward *f, const struct pass *p, int i)
-{
-    static const struct k_norm none = {.kind = K_NORM_NONE};
-    static const struct k_matrix plain = {.n_in = 0};
-    const struct forward_taps *taps = f->taps;
-
-    for (int k = 0; taps != NULL && k < taps->n; k++) {
-        size_t at = (size_t)k * (size_t)taps->n_tokens_max * (size_t)taps->dim;
-        struct device_rows rows = {.data = (char *)taps->rows + at * p->d->elem_bytes};
-
-        if (taps->layers[k] == i)
-            p->d->ops->norm(p->d, &rows, p->a->x, &none, p->n, &plain);
-    }
-}
-
 void forward(const struct forward *f)
 {
     const struct pass pass = pass_of(f->device, f->plan, f->weights, f->act);
@@ -299,7 +322,10 @@ void forward(const struct forward *f)
         return;
     }
     next = forward_first(f, &pass, f->stage.first);
-    if (f->plan->eagle != NULL)
+    if (f->plan->eagle != NULL && f->plan->eagle->is_mtp) {
+        forward_enter_mtp(f, &pass);
+        pass_enter(&pass, next);
+    } else if (f->plan->eagle != NULL)
         forward_enter_eagle(f, &pass);
     else if (f->stage.first == 0)
         pass_embed(&pass, next);

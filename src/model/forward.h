@@ -8,7 +8,7 @@
 #include "model/cache.h"
 #include "model/pass.h"
 
-/* Residuals that a step keeps for an EAGLE-3 head: those that enter some layers. */
+/* Residuals that a step keeps for a head: those that enter some layers, or are behind the last. */
 struct forward_taps {
     int n;
     int layers[EAGLE_TAPS_MAX];
@@ -50,5 +50,8 @@ void forward(const struct forward *f);
 
 /* The input of an EAGLE-3 head's layer: the residual, and the rows that its first product reads. */
 void forward_enter_eagle(const struct forward *f, const struct pass *p);
+
+/* The residual that enters an MTP layer. */
+void forward_enter_mtp(const struct forward *f, const struct pass *p);
 
 #endif

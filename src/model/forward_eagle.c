@@ -11,7 +11,15 @@
  * The logits at position t are those of token t + 2. From the second line on it is the layer of
  * forward.c. The residual before the final norm is the row of the next draft.
  *
- * Source: EAGLE-3 (arXiv 2503.01840); the tensors are those of published heads. */
+ * Source: EAGLE-3 (arXiv 2503.01840); the tensors are those of published heads.
+ *
+ * An MTP layer is a whole layer of its target's kind behind a product of both rows:
+ *
+ * row h of position t:  norm(residual behind the target's last layer at t), the target's last norm,
+ *                         or, where the token t is a draft, the layer's own last norm at t - 1
+ *   x = fc(norm(embedding of token t + 1), norm(h)); then the layer, the norm, the target's head
+ *
+ * Source: DeepSeek-V3 (arXiv 2412.19437), with the order and the names of Qwen3-Next's folders. */
 #include "model/forward.h"
 
 #include "base/must.h"
@@ -91,4 +99,53 @@ void forward_enter_eagle(const struct forward *f, const struct pass *p)
                                              .width = dim,
                                              .n = p->n});
     op->quantise(p->d, &p->a->pairs, p->n, &p->w->layers[0].mixer_in);
+}
+
+/* Both rows as one, normed. */
+static void forward_pair_mtp(const struct forward *f, const struct pass *p, char *pairs)
+{
+    const struct device_ops *op = p->d->ops;
+    const struct eagle_weights *w = &p->w->eagle;
+    int dim = p->plan->dim;
+    char *second = pairs + (size_t)dim * p->d->elem_bytes;
+    struct device_pick pick = {.to = second,
+                               .to_stride = 2 * dim,
+                               .from = p->a->rows_normed.data,
+                               .from_stride = dim,
+                               .rows = f->hidden.rows,
+                               .width = dim,
+                               .n = p->n};
+
+    if (f->hidden.of_target)
+        pick.from = f->tapped->rows;
+    op->pick(p->d, &pick);
+    if (f->hidden.of_target)
+        op->norm_within(p->d, second, 2 * dim, &w->norm_target, dim, p->n);
+    op->norm_within(p->d, second, 2 * dim, &w->norm_hidden, dim, p->n);
+    op->embed(p->d, p->a->embedded, f->embed);
+    op->pick(p->d, &(struct device_pick){.to = pairs,
+                                         .to_stride = 2 * dim,
+                                         .from = p->a->embedded,
+                                         .from_is_float = true,
+                                         .from_stride = dim,
+                                         .width = dim,
+                                         .n = p->n});
+    op->norm_within(p->d, pairs, 2 * dim, &w->norm_embed, dim, p->n);
+}
+
+void forward_enter_mtp(const struct forward *f, const struct pass *p)
+{
+    const struct device_ops *op = p->d->ops;
+    int dim = p->plan->dim;
+
+    forward_pair_mtp(f, p, p->a->pairs.data);
+    op->quantise(p->d, &p->a->pairs, p->n, &p->w->eagle.fc);
+    op->matmul(p->d, p->a->delta, &p->a->pairs, &p->w->eagle.fc, NULL, p->n);
+    op->pick(p->d, &(struct device_pick){.to = p->a->x,
+                                         .to_stride = dim,
+                                         .to_is_float = true,
+                                         .from = p->a->delta,
+                                         .from_stride = dim,
+                                         .width = dim,
+                                         .n = p->n});
 }

@@ -74,6 +74,7 @@ struct arch {
     bool any_activation; /* hidden_act may differ from silu */
     bool is_toy;         /* for tests only; arch_name() omits it */
     bool is_drafter;     /* no model by itself: see struct eagle_config; likewise */
+    bool has_mtp;        /* folders may have an MTP layer in the form of Qwen's */
     bool is_parallel;
     bool is_tied;        /* default of tie_word_embeddings */
     bool is_wrapped;     /* config.json may have the text model's fields in text_config */
@@ -223,15 +224,18 @@ struct layer_embeds {
 
 #define EAGLE_TAPS_MAX 8
 
-/* An EAGLE-3 head: one layer that drafts tokens of another model, the target (forward_eagle.c). */
+/* A head: one layer that drafts tokens of another model, the target (forward_eagle.c). Of EAGLE-3,
+ * or one for multi-token prediction (MTP) from the target's own folder. */
 struct eagle_config {
-    int n_taps;               /* 0: the model is none */
-    int taps[EAGLE_TAPS_MAX]; /* layers of the target whose entering residual it reads; -1: the
-                               * layer that the published heads read */
-    int tap_dim;              /* of the target's residual */
-    int n_words;              /* of the target's vocabulary, and of the embedding */
-    bool norms_residual;      /* its residual is the normed row */
-    bool passes_normed;       /* the next draft's step gets the final norm's result */
+    int n_taps; /* 0: the model is none */
+    int taps
+        [EAGLE_TAPS_MAX]; /* layers of the target whose entering residual it reads, n_layers: the
+                               * one behind the last; -1: the layer that the published heads read */
+    bool is_mtp;
+    int tap_dim;         /* of the target's residual */
+    int n_words;         /* of the target's vocabulary, and of the embedding */
+    bool norms_residual; /* its residual is the normed row */
+    bool passes_normed;  /* the next draft's step gets the final norm's result */
 };
 
 /* Learned positions: a table whose rows are added to the embedded tokens. */

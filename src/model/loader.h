@@ -45,6 +45,7 @@ struct loader {
     const struct weights_source *from;
     struct checkpoint *files; /* NULL: fill with random numbers */
     const char *prefix;       /* replaces "model." at the start of names of the text model */
+    const char *of_target; /* of an MTP layer: the prefix of its target's names; else as prefix */
     struct head_order orders[HF_CONFIG_ROPES_MAX]; /* slices point to them until all is read */
     struct loader_converted converted;
     uint64_t seed;             /* of the next random matrix */

@@ -884,7 +884,7 @@ int model_open(struct model **out, const struct model_options *o)
     /* Cheap checks first: a wrong folder or setting is reported before a GPU is touched. */
     if ((rc = hf_config_read(&model->config, o->dir)) != ERR_OK)
         goto out;
-    if ((rc = model_choose_head(model, o)) != ERR_OK ||
+    if ((rc = model_take_mtp(model, o)) != ERR_OK || (rc = model_choose_head(model, o)) != ERR_OK ||
         (rc = plan_make(&whole, &model->config)) != ERR_OK)
         goto out;
     if ((rc = model_open_ranks(model, o, &whole)) != ERR_OK ||

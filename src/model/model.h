@@ -50,6 +50,7 @@ struct model_options {
                                  * as many fit as have room for both */
     bool pages_later;           /* model_add_pages() allocates the pages */
     bool is_drafter;            /* the folder may be an EAGLE-3 head (model_join()) */
+    bool is_mtp;                /* the model is the MTP layer of the folder, for model_join() */
     int n_taps;                 /* residuals that steps keep for a head; 0: none */
     const int *taps;            /* int [n_taps], as struct eagle_config has them */
     double gpu_memory_utilization;

@@ -1,11 +1,40 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A model that pools; a model that drafts tokens of another one, and EAGLE-3 heads: what a target
- * keeps for a head, and how the two are joined (forward_eagle.c has the pass). */
+ * A model that pools; and a model that drafts tokens of another one, an EAGLE-3 head or an MTP
+ * layer: the rows that a target keeps for it, and how the two are joined (forward_eagle.c has the
+ * pass). */
 #include "base/log.h"
 #include "base/must.h"
 #include "base/pooling.h"
 #include "model/model_parts.h"
+
+/* Of the target's configuration that of its MTP layer: one layer like those that see all tokens,
+ * with the same vocabulary. */
+int model_take_mtp(struct model *m, const struct model_options *o)
+{
+    struct hf_config *c = &m->config;
+    int last = c->n_layers - 1;
+
+    if (!o->is_mtp)
+        return ERR_OK;
+    while (last >= 0 && c->layer_kinds[last] != LAYER_FULL)
+        last--;
+    if (!c->arch->has_mtp || last < 0) {
+        log_error("model: %s: the method mtp is for Qwen3.5 and Qwen3-Next", o->dir);
+        return ERR_UNSUPPORTED;
+    }
+    c->eagle = (struct eagle_config){.n_taps = 1,
+                                     .taps = {c->n_layers},
+                                     .is_mtp = true,
+                                     .tap_dim = c->dim,
+                                     .n_words = c->n_vocab,
+                                     .passes_normed = true};
+    c->layer_kinds[0] = c->layer_kinds[last];
+    c->layer_ropes[0] = c->layer_ropes[last];
+    c->layer_experts[0] = c->layer_experts[last];
+    c->n_layers = 1;
+    return ERR_OK;
+}
 
 /* Residuals of rank 0, which has them whole as every rank does. */
 int model_alloc_taps(struct model *m, const struct model_options *o)
@@ -18,7 +47,7 @@ int model_alloc_taps(struct model *m, const struct model_options *o)
     if (o->n_taps == 0)
         return ERR_OK;
     if (m->ranks.n_stages > 1 || o->n_nodes > 1) {
-        log_error("model: an EAGLE-3 head reads layers of all stages: set pipeline_parallel_size "
+        log_error("model: a head reads layers of all stages: set pipeline_parallel_size "
                   "and nnodes to 1");
         return ERR_UNSUPPORTED;
     }
@@ -29,8 +58,8 @@ int model_alloc_taps(struct model *m, const struct model_options *o)
 
         if (layer < 0) /* the published heads' default: 2, L / 2, L - 3 */
             layer = i == 1 ? n_layers / 2 : preset[i] < 0 ? n_layers + preset[i] : preset[i];
-        if (layer < 0 || layer >= n_layers) {
-            log_error("model: the EAGLE-3 head reads layer %d, and there are %d", layer, n_layers);
+        if (layer < 0 || layer > n_layers) {
+            log_error("model: the head reads layer %d, and there are %d", layer, n_layers);
             return ERR_UNSUPPORTED;
         }
         taps->layers[taps->n++] = layer;
@@ -54,8 +83,8 @@ int model_join(struct model *head, struct model *target)
 
     must(e->n_taps > 0 && target->taps.n == e->n_taps);
     if (e->tap_dim != target->shape.dim || (borrows && head->shape.dim != target->shape.dim)) {
-        log_error("model: the EAGLE-3 head is for a model of dim %d, and this one has %d",
-                  e->tap_dim, target->shape.dim);
+        log_error("model: the head is for a model of dim %d, and this one has %d", e->tap_dim,
+                  target->shape.dim);
         return ERR_UNSUPPORTED;
     }
     head->target = target;
@@ -92,7 +121,7 @@ int model_check_head(const struct model *m, const struct model_options *o)
 {
     bool is_head = m->config.eagle.n_taps > 0;
 
-    if (is_head && !o->is_drafter) {
+    if (is_head && !o->is_drafter && !o->is_mtp) {
         log_error("model: %s is an EAGLE-3 head: name it in speculative_config, with the method "
                   "eagle3",
                   o->dir);

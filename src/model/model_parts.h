@@ -90,6 +90,7 @@ int model_follow_sleep(struct model *m, const struct node_message *order);
 /* --- model_head.c --- */
 
 /* Memory for the residuals that options ask for. ERR_UNSUPPORTED (logged), ERR_NO_MEMORY. */
+int model_take_mtp(struct model *m, const struct model_options *o) ERR_CHECKED;
 int model_alloc_taps(struct model *m, const struct model_options *o) ERR_CHECKED;
 
 /* The checkpoint's output matrix, or that of a model that pools. ERR_UNSUPPORTED (logged). */

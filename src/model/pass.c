@@ -716,6 +716,12 @@ void pass_add_scaled(const struct pass *p, const struct device_rows *rows, struc
                           &how, p->n, next.reader);
 }
 
+void pass_add_last(const struct pass *p, const struct device_rows *rows, struct pass_sum sum)
+{
+    pass_sum_delta(p, rows, sum);
+    pass_add_delta(p, sum.by);
+}
+
 /* In a parallel layer the FFN reads the norm of x from before the sum, so the norm comes first. */
 void pass_add(const struct pass *p, const struct device_rows *rows, struct pass_sum sum,
               struct pass_next next, bool is_parallel)

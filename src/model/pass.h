@@ -195,6 +195,9 @@ void pass_add_scaled(const struct pass *p, const struct device_rows *rows, struc
 struct pass_sum pass_gate_embeds(const struct pass *p, enum k_activation kind,
                                  const struct layer_weights *w, int i);
 
+/* In parts: the last sum, for all tokens; pass_finish_entered() follows. */
+void pass_add_last(const struct pass *p, const struct device_rows *rows, struct pass_sum sum);
+
 /* The residual is that of the last layer: the logits of the step's rows. */
 void pass_finish_entered(const struct pass *p);
 

@@ -719,7 +719,7 @@ static void weights_load_head(struct loader *l, const struct loader_tensors *ten
         weights_load_pooling(l, whole->patterns[0]);
         return;
     }
-    if (l->c->tied && k_format_is_plain(&l->from->head)) {
+    if (l->c->tied && k_format_is_plain(&l->from->head) && !l->c->eagle.is_mtp) {
         l->w->head = weights_tied_head(l);
         loader_adapt(l, &l->w->head,
                      &(struct loader_tensors){.patterns = {l->c->form.names.head},
@@ -813,10 +813,14 @@ static int weights_lay_out(struct loader *l, int rank)
     l->absent = !l->is_last && l->stage != l->n_stages - 1;
     l->w->norm = weights_load_norm(&in, names->norm, true);
     l->absent = !l->is_last;
+    l->prefix = l->of_target; /* an MTP layer has its target's output matrix */
     weights_load_head(l, &head, &whole_head);
+    l->prefix = config->eagle.is_mtp ? "mtp." : l->of_target;
     if (l->rc == ERR_OK && l->w->adapters != NULL)
         l->rc = adapters_alloc(l->w->adapters, l->d);
-    if (config->eagle.n_taps > 0)
+    if (config->eagle.is_mtp)
+        weights_load_mtp(&in);
+    else if (config->eagle.n_taps > 0)
         weights_load_eagle(&in);
     return l->rc;
 }
@@ -870,7 +874,9 @@ int weights_load(const struct weights_ranks *ranks, const struct hf_config *c,
         return rc;
     weights_fill_orders(&loader, whole);
     if (loader.files != NULL)
-        loader.prefix = weights_find_prefix(&loader, c->form.names.embed);
+        loader.prefix = loader.of_target = weights_find_prefix(&loader, c->form.names.embed);
+    if (c->eagle.is_mtp)
+        loader.prefix = "mtp.";
     for (int i = 0; i < loader.n_ranks && rc == ERR_OK; i++)
         /* Rank 0 makes the list; the others must find the same one. */
         rc = weights_lay_out(&loader, i);

@@ -54,11 +54,13 @@ struct layer_weights {
     float k_scale, v_scale;                /* scales of e4m3 KV pages from the checkpoint; else 1 */
 };
 
-/* Of an EAGLE-3 head. */
+/* Of a head: EAGLE-3, or an MTP layer. */
 struct eagle_weights {
-    struct k_matrix fc;       /* [dim][n_taps * tap_dim] */
-    struct k_norm norm_embed; /* [dim] */
-    int32_t *ids;             /* host, int32 [n_vocab]: the target's ids of its drafts; freed by
+    struct k_matrix fc;                     /* [dim][n_taps * tap_dim]; MTP: [dim][2 * dim] */
+    struct k_norm norm_embed;               /* [dim] */
+    struct k_norm norm_target, norm_hidden; /* MTP: [dim]; the target's last norm, and that of fc's
+                                             * second half */
+    int32_t *ids; /* host, int32 [n_vocab]: the target's ids of its drafts; freed by
                    * weights_fini() */
 };
 

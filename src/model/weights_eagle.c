@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The weights that only an EAGLE-3 head has: fc, which makes one row of the target's residuals; the
- * norm of the embedded token; and d2t, which turns an id of the head's vocabulary into one of the
- * target's. t2d says the same and is not read. */
+ * The weights that only a head has. An MTP layer: fc and the three norms before it. An EAGLE-3
+ * head: fc, which makes one row of the target's residuals; the norm of the embedded token; and d2t,
+ * which turns an id of the head's vocabulary into one of the target's. t2d says the same and is not
+ * read. */
 #include <string.h>
 
 #include "base/log.h"
@@ -13,7 +14,9 @@
 /* A head's mixer reads the embedded token and the row before, one behind the other. */
 int weights_mixer_cols(const struct loading *in)
 {
-    return in->l->c->eagle.n_taps > 0 ? 2 * in->dim : in->dim;
+    const struct eagle_config *e = &in->l->c->eagle;
+
+    return e->n_taps > 0 && !e->is_mtp ? 2 * in->dim : in->dim;
 }
 
 /* ids[i] = i + d2t[i], int64 in the file. Without d2t both have one vocabulary. */
@@ -48,6 +51,17 @@ static int weights_load_ids(const struct loader *l, int32_t *ids, int n)
     return rc;
 }
 
+static void weights_give_ids(struct loader *l)
+{
+    struct eagle_weights *w = &l->w->eagle;
+
+    w->ids = mem_alloc((size_t)l->c->n_vocab * sizeof *w->ids);
+    if (w->ids == NULL && l->rc == ERR_OK)
+        l->rc = ERR_NO_MEMORY;
+    if (l->rc == ERR_OK)
+        l->rc = weights_load_ids(l, w->ids, l->c->n_vocab);
+}
+
 void weights_load_eagle(const struct loading *in)
 {
     struct loader *l = in->l;
@@ -59,9 +73,22 @@ void weights_load_eagle(const struct loading *in)
 
     w->fc = loader_matrix(l, &fc, USE_LAYER);
     w->norm_embed = weights_load_norm(in, "midlayer.input_layernorm.weight", true);
-    w->ids = mem_alloc((size_t)l->c->n_vocab * sizeof *w->ids);
-    if (w->ids == NULL && l->rc == ERR_OK)
-        l->rc = ERR_NO_MEMORY;
-    if (l->rc == ERR_OK)
-        l->rc = weights_load_ids(l, w->ids, l->c->n_vocab);
+    weights_give_ids(l);
+}
+
+void weights_load_mtp(const struct loading *in)
+{
+    struct loader *l = in->l;
+    struct eagle_weights *w = &l->w->eagle;
+    const char *prefix = l->prefix;
+    const struct loader_tensors fc =
+        loader_tensor("mtp.fc.weight", slice_whole(in->dim, in->dim, 2 * in->dim, 2 * in->dim));
+
+    w->fc = loader_matrix(l, &fc, USE_LAYER);
+    w->norm_embed = weights_load_norm(in, "mtp.pre_fc_norm_embedding.weight", true);
+    w->norm_hidden = weights_load_norm(in, "mtp.pre_fc_norm_hidden.weight", true);
+    l->prefix = l->of_target;
+    w->norm_target = weights_load_norm(in, in->names->norm, true);
+    l->prefix = prefix;
+    weights_give_ids(l);
 }

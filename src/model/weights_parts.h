@@ -24,6 +24,7 @@ struct k_norm weights_load_first_norm(const struct loading *in, const char *patt
 
 /* An EAGLE-3 head's weights beside those of its layer. */
 void weights_load_eagle(const struct loading *in);
+void weights_load_mtp(const struct loading *in);
 
 /* Elements of the rows that a layer's mixer reads. */
 int weights_mixer_cols(const struct loading *in);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * An EAGLE-3 head against the implementation in make_eagle.py: the logits of the first draft, made
+ * An EAGLE-3 head against the implementation in make_eagle.py, and an MTP layer against that in
+ * make_mtp.py: the logits of the first draft, made
  * of the target's residuals of a prompt, and those of the drafts after it, made of the head's own.
  * With QUIRE_TEST_DEVICE=cuda on the GPU, whose numbers are bfloat16. */
 #include <math.h>
@@ -18,9 +19,9 @@ static int n_prompt, n_drafts, n_vocab;
 static int32_t next;
 static const char *device = "cpu";
 
-static void read_golden(void)
+static void read_golden(const char *path)
 {
-    FILE *f = fopen(tap_path("tests/golden/eagle3/golden.bin"), "rb");
+    FILE *f = fopen(tap_path(path), "rb");
     int32_t counts[3];
     bool good = f != NULL && fread(counts, 4, 3, f) == 3;
 
@@ -32,7 +33,7 @@ static void read_golden(void)
     for (int i = 0; i < n_drafts && good; i++)
         good = fread(logits[i], 4, (size_t)n_vocab, f) == (size_t)n_vocab;
     if (!good) {
-        printf("Bail out! no golden of an EAGLE-3 head\n");
+        printf("Bail out! no golden of a head\n");
         exit(1);
     }
     fclose(f);
@@ -61,7 +62,7 @@ static int32_t step(struct model *m, struct run *r, const int32_t *ids, int firs
     r->seq_start[0] = 0;
     r->seq_start[1] = n;
     r->kv_len[0] = first + n;
-    for (int i = 0; i < r->pages_max; i++)
+    for (int i = 0; i < model_shape(m)->n_groups * r->pages_max; i++)
         r->page_ids[i] = i % PAGES;
     r->rows[0] = (struct batch_row){.token_idx = n - 1, .sampling = sampling_greedy()};
     if (model_step_begin(m, &r->b) != ERR_OK || model_step_sample(m, &r->b) != ERR_OK ||
@@ -81,30 +82,31 @@ static double error_of(const float *want)
     return sqrt(diff / norm);
 }
 
-int main(void)
+/* The head in one folder of the target in another. */
+static void check(const char *name, const char *head_of, const char *target_of)
 {
+    bool is_mtp = strcmp(head_of, target_of) == 0;
     char head_dir[4096], target_dir[4096];
     struct model_options of_head = options_of(head_dir), of_target = options_of(target_dir);
     static struct run target_run, head_run;
     static int32_t rows[RUN_TOKENS];
     struct model *head = NULL, *target = NULL;
-    double error = 1.0, limit = 1e-5;
+    double error = 1.0, limit = strcmp(device, "cpu") == 0 ? 1e-5 : is_mtp ? 7e-2 : 3e-2;
     int32_t id;
 
-    if (getenv("QUIRE_TEST_DEVICE") != NULL) {
-        device = of_head.device = of_target.device = getenv("QUIRE_TEST_DEVICE");
-        limit = strcmp(device, "cpu") == 0 ? limit : 3e-2;
-    }
-
-    read_golden();
-    (void)snprintf(head_dir, sizeof head_dir, "%s", tap_path("tests/golden/eagle3"));
-    (void)snprintf(target_dir, sizeof target_dir, "%s", tap_path("tests/golden/llama-gqa"));
-    ok(model_open(&head, &of_head) == ERR_UNSUPPORTED, "a head is no model by itself");
-    of_head.is_drafter = of_head.pages_later = true;
+    (void)snprintf(head_dir, sizeof head_dir, "%s/golden.bin", head_of);
+    read_golden(head_dir);
+    (void)snprintf(head_dir, sizeof head_dir, "%s", tap_path(head_of));
+    (void)snprintf(target_dir, sizeof target_dir, "%s", tap_path(target_of));
+    if (!is_mtp)
+        ok(model_open(&head, &of_head) == ERR_UNSUPPORTED, "%s: it is no model by itself", name);
+    of_head.is_drafter = !is_mtp;
+    of_head.is_mtp = is_mtp;
+    of_head.pages_later = true;
     of_head.max_model_len = 0;
-    ok(model_open(&head, &of_head) == ERR_OK, "it is a drafter");
+    ok(model_open(&head, &of_head) == ERR_OK, "%s is a drafter", name);
     of_target.n_taps = model_taps(head, &of_target.taps);
-    ok(of_target.n_taps == 3, "it reads three layers");
+    is_int(of_target.n_taps, is_mtp ? 1 : 3, "%s: layers that it reads", name);
     ok(model_open(&target, &of_target) == ERR_OK && model_join(head, target) == ERR_OK &&
            model_add_pages(head, PAGES) == ERR_OK,
        "of a target");
@@ -118,7 +120,7 @@ int main(void)
     head_run.b.hidden = (struct batch_hidden){.of_target = true, .rows = rows};
     id = step(head, &head_run, prompt, 0, n_prompt);
     for (int i = 0; i < n_drafts; i++) {
-        ok(id == wanted[i], "draft %d is %d (%d)", i, wanted[i], id);
+        ok(id == wanted[i], "%s: draft %d is %d (%d)", name, i, wanted[i], id);
         if (model_logits(head, got) == ERR_OK)
             error = error_of(logits[i]);
         ok(error < limit, "its logits are within %.2e", error);
@@ -128,5 +130,14 @@ int main(void)
     }
     model_close(head);
     model_close(target);
+}
+
+int main(void)
+{
+    if (getenv("QUIRE_TEST_DEVICE") != NULL)
+        device = getenv("QUIRE_TEST_DEVICE");
+    check("an EAGLE-3 head", "tests/golden/eagle3", "tests/golden/llama-gqa");
+    check("an MTP layer", "tests/golden/mtp", "tests/golden/mtp");
+    check("an MTP layer with experts", "tests/golden/mtp-moe", "tests/golden/mtp-moe");
     return tap_done();
 }

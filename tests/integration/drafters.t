@@ -10,8 +10,9 @@ import random
 import threading
 import time
 
-from drawn import LINES, TEXT, ask, draw
-from harness import DEVICE, LONG, MODEL, SRCDIR, Stack, Tap, crowd, need_nginx, until
+from drawn import FORMS, LINES, TEXT, ask, draw
+from harness import DEVICE, LONG, MODEL, Stack, Tap, crowd, need_nginx, until
+import twin
 from twin import eagle_head, first_layers, folder, windows
 
 need_nginx()
@@ -28,14 +29,22 @@ def told(s):
 
 def compare(s, which, name):
     """Are the answers of requests `which` those of a server without drafts, one after another?"""
-    wrong = []
+    wrong, n_forms, of_forms = [], 0, {"draft_tokens": 0, "accepted_tokens": 0}
     for i in which:
-        got, w = ask(s, *requests[i]), want[i]
+        before, w = told(s), want[i]
+        got = ask(s, *requests[i])
+        if any(k in requests[i][1] for k in FORMS):
+            n_forms += 1
+            for k, n in told(s).items():
+                of_forms[k] = of_forms.get(k, 0) + n - before[k]
         if not (got == w if DEVICE == "cpu" else got[0] == w[0]):
             wrong.append("%s %s\n  want %s\n  got  %s" % (requests[i][0], json.dumps(requests[i][1]),
                                                          w, got))
     tap.ok(not wrong, "%s: %d random requests, SEED=%d: each as without drafts"
            % (name, len(which), SEED), "%d wrong\n%s" % (len(wrong), "\n".join(wrong[:3])))
+    tap.ok(n_forms > 0 and of_forms["accepted_tokens"] > 0,
+           "%s: some drafts are right where the output has a form" % name, of_forms)
+    tap.note("%d with a form: %s" % (n_forms, of_forms))
 
 
 def compare_crowd(s, which, name):
@@ -131,10 +140,50 @@ with Stack(engine=PLAIN + ["--sleep-after-s", 1] + speculation(MODEL)) as s:
     tap.ok(ask(s, *requests[longer[0]]) == first == want[longer[0]], "awake with the same text")
 
 tap.section("states")
-states = os.path.join(SRCDIR, "tests", "golden", "toy-states")
-s = Stack(engine=["--model", states] + speculation(states), nginx=False, n_fronts=0)
-tap.ok(until(lambda: "the model has recurrent layers" in s.logs(), 20), "drafts are not used", s.logs()[-300:])
-s.stop()
+STATES = [("states and windows", twin.states("rfwrwf")), ("Gated DeltaNet", twin.delta()),
+          ("Mamba-2", twin.mamba()), ("Mamba-2 beside attention", twin.mamba("bbbbbb"))]
+ROOM = ["--max-num-seqs", 16, "--max-model-len", 512]
+
+
+def compare_states(model, name, config, options, mine):
+    """A state has taken in the drafts: wrong ones are undone."""
+    some = every[:N_FEW]
+    with Stack(engine=["--model", model, "--speculative-config", json.dumps(config)] + options) as s:
+        got = [ask(s, *requests[i]) for i in some]
+        wrong = [requests[i] for i, g, w in zip(some, got, mine) if g != w]
+        tap.ok(DEVICE != "cpu" or not wrong, "%s: %d random requests, each as without drafts"
+               % (name, len(some)), json.dumps(wrong[:2]))
+        said = told(s)
+        tap.ok(said["accepted_tokens"] > 0 and (config["method"] == "ngram" or
+               said["accepted_tokens"] < said["draft_tokens"]), "drafts were right, and wrong", said)
+        tap.note("%s: %s" % (name, said))
+        got = crowd(len(some), lambda i: ask(s, *requests[some[i]]))
+        tap.ok(DEVICE != "cpu" or got == mine, "%s: a crowd as each alone" % name)
+        tap.ok(s.idle(), "nothing is left behind")
+        return s.metric("vllm:num_preemptions_total")
+
+
+EVER = {"method": "draft_model", "model": MODEL, "num_speculative_tokens": 3, "adaptive": False}
+for kind, model in STATES:
+    with Stack(engine=["--model", model] + ROOM) as s:
+        mine = [ask(s, *requests[i]) for i in every[:N_FEW]]
+    compare_states(model, kind + ", ngram", {"method": "ngram"}, ROOM, mine)
+    compare_states(model, kind + ", a model", EVER, ROOM, mine)
+    if model != STATES[1][1]:
+        continue
+    n = compare_states(model, kind + ", few pages", EVER, ROOM + ["--num-pages", 64], mine)
+    tap.ok(n > 0, "some are preempted", n)
+    for option in "--tensor-parallel-size", "--pipeline-parallel-size":
+        with Stack(engine=["--model", model, option, 2] + ROOM) as s:
+            mine = [ask(s, *requests[i]) for i in every[:N_FEW]]
+        compare_states(model, kind + " " + option, EVER, ROOM + [option, 2], mine)
+
+tap.section("an MTP layer")
+MTP = twin.delta("ddfddf", True)
+with Stack(engine=["--model", MTP] + ROOM) as s:
+    mine = [ask(s, *requests[i]) for i in every[:N_FEW]]
+compare_states(MTP, "the MTP layer", {"method": "mtp", "num_speculative_tokens": 3, "adaptive": False}, ROOM,
+               mine)
 
 tap.section("settings")
 for config, why in (({"method": "draft_model"}, "'model' must be"),
@@ -142,7 +191,8 @@ for config, why in (({"method": "draft_model"}, "'model' must be"),
                     ({"model": MODEL, "draft_tensor_parallel_size": 2}, "draft_tensor_parallel_size"),
                     ({"model": folder()}, "vocabulary of 128256 tokens"),
                     ({"model": windows()}, "windows or states"),
-                    ({"method": "eagle3", "model": MODEL}, "no EAGLE-3 head")):
+                    ({"method": "eagle3", "model": MODEL}, "no EAGLE-3 head"),
+                    ({"method": "mtp"}, "is for Qwen3.5 and Qwen3-Next")):
     s = Stack(engine=["--speculative-config", json.dumps(config)], nginx=False, n_fronts=0)
     tap.ok(until(lambda: why in s.logs(), 20), "refused: %s" % json.dumps(config), s.logs()[-300:])
     s.stop()

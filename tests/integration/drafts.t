@@ -9,13 +9,14 @@ import random
 import threading
 import time
 
-from drawn import LINES, TEXT, ask, draw
-from harness import DEVICE, Stack, Tap, crowd, need_nginx, until
+from drawn import CHAT, LINES, TEXT, ask, draw
+from harness import DEVICE, SRCDIR, Stack, Tap, crowd, need_nginx, until
 
 need_nginx()
 tap = Tap()
 SEED = int(os.environ.get("SEED", "1"))
 N_REQUESTS = int(os.environ.get("N_REQUESTS", "100"))
+FORCED = '{"method": "forced"}'
 METHODS = ['{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 2, '
            '"prompt_lookup_max": 4}', '{"method": "suffix"}']
 def told(s):
@@ -28,13 +29,56 @@ def edits(s):
     return dict(prompt=LINES[1] * 30, max_tokens=200, temperature=0, ignore_eos=True)
 
 
+def kind_of(v):
+    return {"type": "integer" if isinstance(v, int) else "string"}
+
+
+def forms(s):
+    """Questions of the demo model's held-out ones whose answers have a form."""
+    with open(os.path.join(SRCDIR, "tests", "golden", "demo", "heldout.json"), encoding="utf-8") as f:
+        questions = json.load(f)
+    for temperature in (0, 0.8):
+        more = dict(temperature=temperature, seed=7, max_tokens=120)
+        for q in [q for q in questions if q["task"] == "extraction"][:8]:
+            answer = json.loads(q["expected"])
+            schema = {"type": "object", "properties": {k: kind_of(v) for k, v in answer.items()},
+                      "required": list(answer), "additionalProperties": False}
+            yield CHAT, dict(s.chat("?"), messages=q["messages"], response_format={
+                "type": "json_schema", "json_schema": {"name": "a", "strict": True, "schema": schema}},
+                **more)
+        for q in [q for q in questions if q["task"] == "tool_call"][:4]:
+            yield CHAT, dict(s.chat("?"), messages=q["messages"], tools=q["tools"],
+                             tool_choice="required", **more)
+
+
+def ask_forms(s):
+    """The answers to forms(), and the steps that they took."""
+    before = s.metric("quire:steps_total")
+    return [ask(s, *r) for r in forms(s)], s.metric("quire:steps_total") - before
+
+
 with Stack(engine=["--max-num-seqs", 16]) as s:
+    want_forms, plain_form_steps = ask_forms(s)
     draws = random.Random(SEED)
     requests = [draw(draws, s) for _ in range(N_REQUESTS)]
     want = [ask(s, path, body) for path, body in requests]
     before = s.metric("quire:steps_total")
     edited = ask(s, TEXT, edits(s))
     plain_steps = s.metric("quire:steps_total") - before
+
+tap.section("forms")
+for method in METHODS + [FORCED]:
+    name = json.loads(method)["method"]
+    with Stack(engine=["--max-num-seqs", 16, "--speculative-config", method]) as s:
+        got, steps = ask_forms(s)
+        tap.ok(DEVICE != "cpu" or got == want_forms, "%s: %d outputs with a form, as without drafts"
+               % (name, len(got)))
+        said = told(s)
+        tap.ok(steps < 0.7 * plain_form_steps and said["accepted_tokens"] > 0.8 * said["draft_tokens"],
+               "in seven tenths of the steps, and most drafts right", "%d of %d steps, %s" %
+               (steps, plain_form_steps, said))
+        tap.note("%s: %d of %d steps, %d tokens, %s" % (name, steps, plain_form_steps,
+                                                        sum(g[1][1] for g in got), said))
 
 for method in METHODS:
     name = json.loads(method)["method"]

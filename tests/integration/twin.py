@@ -215,9 +215,10 @@ def noise(draw, shape, deviation, mean=0.0):
 
 
 @functools.lru_cache(maxsize=None)
-def delta(kinds="ddfddf"):
+def delta(kinds="ddfddf", has_mtp=False):
     """A letter for each layer: d for Gated DeltaNet, whose states take several pages, f for
-    attention. Mixers are noise; the rest is the demo model's, with norms less 1."""
+    attention. Mixers are noise; the rest is the demo model's, with norms less 1. An MTP layer hands
+    the row of the token before on, with noise: it drafts that the text repeats itself."""
     names = {"d": "linear_attention", "f": "full_attention"}
     config = dict(read_config(), architectures=["Qwen3_5ForCausalLM"], model_type="qwen3_5_text",
                   layer_types=[names[k] for k in kinds], linear_num_key_heads=4,
@@ -230,10 +231,10 @@ def delta(kinds="ddfddf"):
                             for i in range(0, len(data), 2))
         if ".self_attn." not in name:
             tensors.append((name, h["shape"], data))
-    for i, kind in enumerate(kinds):
-        def add(name, shape, deviation, mean=0.0, layer=i):
-            tensors.append(("model.layers.%d.%s" % (layer, name), shape,
-                            noise(draw, shape, deviation, mean)))
+    layers = [("model.layers.%d." % i, kind) for i, kind in enumerate(kinds)]
+    for stem, kind in layers + [("mtp.layers.0.", "f")] * has_mtp:
+        def add(name, shape, deviation, mean=0.0, stem=stem):
+            tensors.append((stem + name, shape, noise(draw, shape, deviation, mean)))
 
         if kind == "f":
             n, kv = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
@@ -250,7 +251,16 @@ def delta(kinds="ddfddf"):
         add("linear_attn.dt_bias", [8], 0.5)
         add("linear_attn.norm.weight", [32], 0.1, 1.0)
         add("linear_attn.out_proj.weight", [dim, 256], 0.06)
-    return write_folder("delta-%s" % kinds, config, tensors)
+    if has_mtp:
+        last = "model.layers.%d." % (len(kinds) - 1)
+        tensors += [("mtp.layers.0." + name[len(last):], shape, data) for name, shape, data in tensors
+                    if name.startswith(last) and ".self_attn." not in name]
+        tensors += [("mtp." + name, [dim], bytes(2 * dim))
+                    for name in ("norm.weight", "pre_fc_norm_embedding.weight", "pre_fc_norm_hidden.weight")]
+        rows = [noise(draw, [dim], 0.01) + b"".join(struct.pack("<f", i == j)[2:] for j in range(dim))
+                for i in range(dim)]
+        tensors.append(("mtp.fc.weight", [dim, 2 * dim], b"".join(rows)))
+    return write_folder("delta-%s%s" % (kinds, "-mtp" * has_mtp), config, tensors)
 
 
 @functools.lru_cache(maxsize=None)

@@ -152,9 +152,46 @@ static void check_model(void)
     ok(seq.draft.n_beside == 10, "a head's are computed again");
 }
 
+/* Forced drafts are fewer after wrong ones, rest after drafts that were all wrong, and are counted
+ * apart from the method's own. */
+static void check_forced(void)
+{
+    static struct seq seq;
+    struct draft_options o;
+    char why[160];
+
+    ok(draft_read_options(&o, "{\"method\": \"forced\"}", why, sizeof why) == ERR_OK &&
+           o.method == DRAFT_FORCED && o.n_tokens == DRAFT_MAX && !draft_is_model(&o),
+       "forced drafts alone");
+    ok(draft_read_options(&o, "{\"method\": \"mtp\"}", why, sizeof why) == ERR_OK &&
+           o.method == DRAFT_MTP && o.model[0] == '\0' && draft_is_model(&o),
+       "an MTP layer is in the model's own folder");
+    ok(draft_read_options(&o, "{\"method\": \"mtp\", \"model\": 3}", why, sizeof why) ==
+           ERR_INVALID,
+       "or in another, which has a name");
+    o.method = DRAFT_MODEL;
+    seq.draft = (struct draft){.n_beside = 10, .n_made = 2, .n_forced = 4};
+    draft_learn(&o, &seq, 6, 6);
+    ok(seq.draft.n_beside == 11 && seq.draft.forced_length == 0 && draft_share(&seq.draft) > 0.7f,
+       "two drafts of a model and four forced ones are right");
+    seq.draft.n_made = 2;
+    draft_learn(&o, &seq, 6, 1);
+    ok(seq.draft.forced_length == 0 && seq.draft.n_forced_rest == 0,
+       "behind a wrong draft of the model they say nothing");
+    seq.draft.n_made = 2;
+    draft_learn(&o, &seq, 6, 3);
+    ok(seq.draft.forced_length == 2, "one of four is right: two are next");
+    for (int i = 0; i < 10; i++) {
+        seq.draft.n_made = 2;
+        draft_learn(&o, &seq, 6, 2);
+    }
+    ok(seq.draft.n_forced_rest == 16 && seq.draft.forced_length == 1, "none is: they rest");
+}
+
 int main(void)
 {
     check_model();
+    check_forced();
     check_copies();
     check_nothing();
     return tap_done();

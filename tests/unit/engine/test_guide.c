@@ -26,12 +26,13 @@ static struct seq_pool pool;
 static uint32_t masks[N_SEQS * N_WORDS];
 static const int32_t end_ids[] = {N_VOCAB - 1};
 
-enum form { QUICK, TEXT, SLOW, ENDLESS, N_FORMS };
+enum form { QUICK, TEXT, SLOW, NAMED, ENDLESS, N_FORMS };
 
 static const char *const forms[N_FORMS] = {
     "root ::= [ab]+",
     "root ::= [^<]* \"<\" root | [^>]*",
     "root ::= x \"1\"\nx ::= y | y x\ny ::= z \"0\"? z?\nz ::= [a-z ]+ | \" \" [a-z]+",
+    "root ::= \"{\\\"\" (\"name\" | \"number\") \"\\\"\" [ ]* \":\" [ ]* \"\\\"\" [a-z]+ \"\\\"}\"",
     "root ::= a \"1\"\na ::= b | b a a? \",\"?\nb ::= c \"0\"? c? \"-\"?\n"
     "c ::= d | d d \";\"? | [a-z] c \"_\"?\nd ::= [a-z ]+ (\"x\" b)?",
 };
@@ -213,6 +214,109 @@ static void test_refused(void)
     seq_end(q);
 }
 
+/* The text of n tokens of q from `from` on. */
+static const char *text_of(const struct seq *q, int from, int n)
+{
+    const uint32_t *at = trie_text_at(lane.vocab);
+    static char text[256];
+    size_t len = 0;
+
+    for (int i = from; i < from + n; i++) {
+        size_t more = at[q->tokens[i] + 1] - at[q->tokens[i]];
+
+        must(len + more < sizeof text);
+        memcpy(text + len, trie_text(lane.vocab) + at[q->tokens[i]], more);
+        len += more;
+    }
+    text[len] = '\0';
+    return text;
+}
+
+static int32_t id_of(const char *text)
+{
+    size_t len = 0;
+    int32_t id = trie_longest(lane.vocab, text, strlen(text), &len);
+
+    must(len == strlen(text));
+    return id;
+}
+
+static void say(struct seq *q, const char *text)
+{
+    for (; *text != '\0'; text++)
+        q->tokens[q->n_tokens++] = id_of((const char[]){*text, '\0'});
+}
+
+/* Tokens without a choice, drafts that are forbidden, and a form that is too slow for either. */
+static void test_drafts(void)
+{
+    struct seq *q = seq_of(NAMED, 1), *slow = seq_of(ENDLESS, 1);
+    struct guide_drafts drafts = guide_draft(&guide, q, 0, DRAFT_MAX);
+
+    ok(drafts.n_kept == 0 && drafts.n > 0 && strcmp(text_of(q, 1, drafts.n), "{\"n") == 0,
+       "%d tokens are forced up to the first choice: %s", drafts.n, text_of(q, 1, drafts.n));
+    say(q, "{\"nu");
+    drafts = guide_draft(&guide, q, 0, DRAFT_MAX);
+    ok(strcmp(text_of(q, q->n_tokens, drafts.n), "mber\": \"") == 0 && guide_is_forced(&guide, q),
+       "free white space is guessed: %s", text_of(q, q->n_tokens, drafts.n));
+    drafts = guide_draft(&guide, q, 0, 1);
+    is_int(drafts.n, 1, "and there are no more than are wanted");
+    q->tokens[q->n_tokens] = id_of("m");
+    q->tokens[q->n_tokens + 1] = id_of("b");
+    q->tokens[q->n_tokens + 2] = id_of("x");
+    drafts = guide_draft(&guide, q, 3, 3);
+    ok(drafts.n_kept == 2 && drafts.n == 3, "of three drafts the last is forbidden, and replaced");
+    ok(strncmp(text_of(q, q->n_tokens + 2, 1), "er", 1) == 0, "by %s",
+       text_of(q, q->n_tokens + 2, 1));
+    say(q, "mber\":\"x");
+    ok(guide_draft(&guide, q, 0, 7).n == 0 && !guide_is_forced(&guide, q),
+       "a choice of letters has none");
+    for (int i = 0; i < 200 && !slow->automaton->is_slow; i++) {
+        say(slow, "a");
+        (void)guide_draft(&guide, slow, 0, 7);
+    }
+    ok(slow->automaton->is_slow && guide_draft(&guide, slow, 0, 7).n == 0 && !draft_may(slow),
+       "a slow form is given up, after %d tokens", slow->n_tokens);
+    seq_end(q);
+    seq_end(slow);
+}
+
+/* The masks of a step with drafts are those of steps with one token each. */
+static void test_draft_masks(void)
+{
+    static const char text[] = "{\"number\": ";
+    struct seq *q = seq_of(NAMED, 1), *other = seq_of(QUICK, 2);
+    int n = sizeof text - 1, n_right = 0;
+    static uint32_t of_step[N_SEQS * N_WORDS];
+
+    must(n <= N_SEQS);
+    say(q, text);
+    q->n_tokens -= n; /* they are drafts */
+    guide_clear(&guide);
+    for (int i = 0; i <= n - 2; i++)
+        (void)guide_add(&guide, q);
+    (void)guide_add(&guide, other);
+    guide_run(&guide);
+    memcpy(of_step, masks, sizeof of_step);
+    for (int i = 0; i <= n - 2; i++) {
+        n_right += guide.jobs[i].rc == ERR_OK && guide.jobs[i].n_drafts == i;
+        step(&q, 1);
+        n_right += memcmp(of_step + (size_t)i * N_WORDS, masks, N_WORDS * sizeof *masks) == 0;
+        q->n_tokens++;
+    }
+    is_int(n_right, 2 * (n - 1), "%d masks are those of single steps", n - 1);
+    q->tokens[q->n_tokens] = id_of("x");
+    guide_clear(&guide);
+    for (int i = 0; i < 3; i++)
+        (void)guide_add(&guide, q);
+    guide_run(&guide);
+    ok(guide.jobs[0].rc == ERR_OK && guide.jobs[1].rc == ERR_NO_TOKEN &&
+           guide.jobs[2].rc == ERR_NO_TOKEN && !q->is_late,
+       "there is none behind a forbidden draft");
+    seq_end(q);
+    seq_end(other);
+}
+
 /* Sequences and their lane go while masks are made. */
 static void test_gone(void)
 {
@@ -251,6 +355,8 @@ int main(void)
     lane_begin(&p);
     test_bounds();
     test_turns();
+    test_drafts();
+    test_draft_masks();
     test_refused();
     test_gone();
     pieces_end(&p);
