@@ -94,6 +94,8 @@ static inline void six_bits(const uint8_t *s, int j, int *scale, int *least)
 #define WIDTH        4
 #define TILE_ROWS    1
 #define TILE_OUTS    2
+#define TILE_ONE     2
+#define TILE_PAIR    2
 #define TILE_MIX     8
 #define TILE_MIX4    2
 #define TILE_SUMS    8
@@ -103,6 +105,8 @@ static inline void six_bits(const uint8_t *s, int j, int *scale, int *least)
 #undef WIDTH
 #undef TILE_ROWS
 #undef TILE_OUTS
+#undef TILE_ONE
+#undef TILE_PAIR
 #undef TILE_MIX
 #undef TILE_MIX4
 #undef TILE_SUMS
@@ -129,6 +133,8 @@ static inline void six_bits(const uint8_t *s, int j, int *scale, int *least)
 #define WIDTH      8
 #define TILE_ROWS  2
 #define TILE_OUTS  3
+#define TILE_ONE   6
+#define TILE_PAIR  3
 #define TILE_MIX   8
 #define TILE_MIX4  2
 #define TILE_SUMS  8
@@ -138,6 +144,8 @@ static inline void six_bits(const uint8_t *s, int j, int *scale, int *least)
 #undef WIDTH
 #undef TILE_ROWS
 #undef TILE_OUTS
+#undef TILE_ONE
+#undef TILE_PAIR
 #undef TILE_MIX
 #undef TILE_MIX4
 #undef TILE_SUMS
@@ -156,6 +164,8 @@ static inline void six_bits(const uint8_t *s, int j, int *scale, int *least)
 #define WIDTH      16
 #define TILE_ROWS  4
 #define TILE_OUTS  4
+#define TILE_ONE   8
+#define TILE_PAIR  8
 #define TILE_MIX   4
 #define TILE_MIX4  4
 #define TILE_SUMS  16

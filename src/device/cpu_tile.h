@@ -33,6 +33,7 @@ typedef struct {
 #define weight_part  TILE(weight_part)
 #define weight_rest  TILE(weight_rest)
 #define block        TILE(block)
+#define matmul_rows  TILE(matmul_rows)
 #define matmul_as    TILE(matmul_as)
 #define expand_as    TILE(expand_as)
 #define dots         TILE(dots)
@@ -189,17 +190,21 @@ INLINED void block(float *y, const float *x, const struct cpu_matmul *m, int out
                    const int outs, const enum k_type type)
 {
     const uint8_t *w = (const uint8_t *)m->w + (size_t)out * m->w_bytes;
-    lanes sum[TILE_ROWS * TILE_OUTS] = {0};
+    const uint8_t *next = w + (size_t)outs * m->w_bytes;
+    lanes sum[TILE_ROWS * TILE_OUTS];
     float folded[TILE_ROWS * TILE_OUTS];
     int n_in = m->n_in, k = 0;
-    size_t step = m->w_bytes * LANES / (size_t)n_in; /* bytes of LANES weights */
+    const size_t step = (size_t)(LANES * k_type_block_bytes(type)) / (size_t)k_type_block(type);
+    bool is_first = x == m->x + (size_t)m->row_first * (size_t)n_in; /* of this tile's weights */
 
-    for (; k + LANES <= n_in; k += LANES) {
+    for (int i = 0; i < rows * outs; i++)
+        sum[i] = (lanes){0};
+    for (size_t at = 0; k + LANES <= n_in; k += LANES, at += step) {
         /* The next tile's weights: a processor's own guess ends with each short row. */
-        for (int j = 0; rows == 1 && j < outs; j++)
-            __builtin_prefetch(w + (size_t)(outs + j) * m->w_bytes + (size_t)k / LANES * step);
+        for (int j = 0; is_first && at % 64 < step && j < outs; j++)
+            __builtin_prefetch(next + (size_t)j * m->w_bytes + at);
         for (int p = 0; p < PARTS; p++) {
-            part b[TILE_OUTS];
+            part b[TILE_ROWS * TILE_OUTS];
 
             for (int j = 0; j < outs; j++)
                 b[j] = weight_part(w + (size_t)j * m->w_bytes, k, p, type);
@@ -224,24 +229,36 @@ INLINED void block(float *y, const float *x, const struct cpu_matmul *m, int out
             folded[i] + (m->bias == NULL ? 0.0f : m->bias[out + i % outs]);
 }
 
-INLINED void matmul_as(const struct cpu_matmul *m, const enum k_type type)
+/* Rows row_first .. row_last - 1, as many as `rows` divides (constant), for all outputs. */
+INLINED void matmul_rows(const struct cpu_matmul *m, int row_first, int row_last, const int rows,
+                         const int outs, const enum k_type type)
 {
     size_t n_in = (size_t)m->n_in, n_out = (size_t)m->n_out;
     int o = m->out_first;
 
-    for (; o + TILE_OUTS <= m->out_last; o += TILE_OUTS) {
-        int r = m->row_first;
-
-        for (; r + TILE_ROWS <= m->row_last; r += TILE_ROWS)
-            block(m->y + (size_t)r * n_out + o, m->x + (size_t)r * n_in, m, o, TILE_ROWS, TILE_OUTS,
-                  type);
-        for (; r < m->row_last; r++)
-            block(m->y + (size_t)r * n_out + o, m->x + (size_t)r * n_in, m, o, 1, TILE_OUTS, type);
+    for (; o + outs <= m->out_last; o += outs) {
+        for (int r = row_first; r < row_last; r += rows)
+            block(m->y + (size_t)r * n_out + o, m->x + (size_t)r * n_in, m, o, rows, outs, type);
     }
     for (; o < m->out_last; o++) {
-        for (int r = m->row_first; r < m->row_last; r++)
+        for (int r = row_first; r < row_last; r++)
             block(m->y + (size_t)r * n_out + o, m->x + (size_t)r * n_in, m, o, 1, 1, type);
     }
+}
+
+/* Few rows take more outputs a tile, so that enough sums run beside each other. */
+INLINED void matmul_as(const struct cpu_matmul *m, const enum k_type type)
+{
+    int n = m->row_last - m->row_first, whole = m->row_last - n % TILE_ROWS, r = whole;
+
+    if (whole > m->row_first)
+        matmul_rows(m, m->row_first, whole, TILE_ROWS, TILE_OUTS, type);
+    if (TILE_ROWS > 2 && m->row_last - r >= 2) {
+        matmul_rows(m, r, r + 2, 2, TILE_PAIR, type);
+        r += 2;
+    }
+    if (r < m->row_last)
+        matmul_rows(m, r, m->row_last, 1, TILE_ONE, type);
 }
 
 static void TILE(matmul)(const struct cpu_matmul *m)
@@ -540,6 +557,7 @@ static const struct cpu_math TILE(math) = {
 #undef weight_part
 #undef weight_rest
 #undef block
+#undef matmul_rows
 #undef matmul_as
 #undef expand_as
 #undef dots

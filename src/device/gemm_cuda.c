@@ -12,13 +12,17 @@
  *
  * e4m3 with a scale per row and per column uses the tensor cores' short accumulation, which is up
  * to 15% faster and adds an error of 1e-5 of the mean square, where rounding to e4m3 has made one
- * of 1e-3. With scales in blocks the library promotes sums to float32 anyway. */
+ * of 1e-3. With scales in blocks the library promotes sums to float32 anyway.
+ *
+ * The library is loaded when a GPU is opened: its 540 MB cost 0.1 s of CPU and 100 MB of memory at
+ * the start of any program that is linked with it, also of one that computes on the cpu. */
 #include "config.h"
 
 #include "device/gemm_cuda.h"
 
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
+#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -44,7 +48,36 @@
 _Static_assert(sizeof(cublasLtMatmulAlgo_t) == GEMM_ALGO_WORDS * sizeof(uint64_t),
                "the table stores algorithms whole");
 
+/* The functions that are used, with their types. Those that end with _internal are what the inline
+ * functions of the header call. */
+#define FUNCTIONS(F)                         \
+    F(cublasLtCreate)                        \
+    F(cublasLtDestroy)                       \
+    F(cublasLtGetStatusString)               \
+    F(cublasLtGetVersion)                    \
+    F(cublasLtMatmul)                        \
+    F(cublasLtMatmulAlgoCheck)               \
+    F(cublasLtMatmulAlgoConfigGetAttribute)  \
+    F(cublasLtMatmulAlgoConfigSetAttribute)  \
+    F(cublasLtMatmulAlgoGetHeuristic)        \
+    F(cublasLtMatmulDescInit_internal)       \
+    F(cublasLtMatmulDescSetAttribute)        \
+    F(cublasLtMatmulPreferenceInit_internal) \
+    F(cublasLtMatmulPreferenceSetAttribute)  \
+    F(cublasLtMatrixLayoutInit_internal)
+#define TEXT_OF2(x) #x
+#define TEXT_OF(x)  TEXT_OF2(x)
+#define LIBRARY     "libcublasLt.so." TEXT_OF(CUBLAS_VER_MAJOR)
+
+struct gemm_lib {
+    void *library;
+#define F(name) __typeof__(&name) name;
+    FUNCTIONS(F)
+#undef F
+};
+
 struct gemm_plan {
+    const struct gemm_lib *lt;
     int n, n_out, n_in; /* n is 0 in an empty slot */
     int y_stride;
     enum gemm_kind kind;
@@ -55,6 +88,7 @@ struct gemm_plan {
 };
 
 struct gemm {
+    struct gemm_lib lt;
     cublasLtHandle_t handle;
     void *workspace;
     size_t workspace_bytes;
@@ -78,6 +112,25 @@ int gemm_rows(int n)
     return (n + 255) / 256 * 256;
 }
 
+/* dlsym() returns a data pointer, which POSIX allows to be converted to a function. */
+static int gemm_load(struct gemm_lib *lt)
+{
+    lt->library = dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL);
+    if (lt->library == NULL) {
+        log_error("device: cuBLASLt cannot be loaded: %s", dlerror());
+        return ERR_GPU;
+    }
+#define F(name)                                                              \
+    if ((*(void **)(void *)&lt->name = dlsym(lt->library, #name)) == NULL) { \
+        log_error("device: " LIBRARY " has no " #name                        \
+                  ": install the version that this program was built with"); \
+        return ERR_GPU;                                                      \
+    }
+    FUNCTIONS(F)
+#undef F
+    return ERR_OK;
+}
+
 int gemm_open(struct gemm **out, void *workspace, size_t workspace_bytes, const char *gpu)
 {
     struct gemm *gemm = mem_zalloc(sizeof *gemm);
@@ -86,15 +139,20 @@ int gemm_open(struct gemm **out, void *workspace, size_t workspace_bytes, const 
     must(workspace != NULL);
     if (gemm == NULL)
         return ERR_NO_MEMORY;
-    status = cublasLtCreate(&gemm->handle);
+    if (gemm_load(&gemm->lt) != ERR_OK) {
+        gemm_close(gemm);
+        return ERR_GPU;
+    }
+    status = gemm->lt.cublasLtCreate(&gemm->handle);
     if (status != CUBLAS_STATUS_SUCCESS) {
-        log_error("device: cuBLASLt does not start: %s", cublasLtGetStatusString(status));
-        mem_free(gemm);
+        log_error("device: cuBLASLt does not start: %s", gemm->lt.cublasLtGetStatusString(status));
+        gemm->handle = NULL;
+        gemm_close(gemm);
         return ERR_GPU;
     }
     gemm->workspace = workspace;
     gemm->workspace_bytes = workspace_bytes;
-    gemm->table.version = (long)cublasLtGetVersion();
+    gemm->table.version = (long)gemm->lt.cublasLtGetVersion();
     (void)snprintf(gemm->table.gpu, sizeof gemm->table.gpu, "%s", gpu); /* cut like the name in the
                                                                          * table */
     *out = gemm;
@@ -106,7 +164,10 @@ void gemm_close(struct gemm *g)
 {
     if (g == NULL)
         return;
-    (void)cublasLtDestroy(g->handle); /* errors are ignored at the end */
+    if (g->handle != NULL)
+        (void)g->lt.cublasLtDestroy(g->handle); /* errors are ignored at the end */
+    if (g->lt.library != NULL)
+        (void)dlclose(g->lt.library);
     mem_free(g);
 }
 
@@ -148,7 +209,7 @@ static enum gemm_kind gemm_kind_of(const struct gemm_product *p)
 static cublasStatus_t gemm_set(struct gemm_plan *p, cublasLtMatmulDescAttributes_t what,
                                const void *to, size_t bytes)
 {
-    return cublasLtMatmulDescSetAttribute(&p->op, what, to, bytes);
+    return p->lt->cublasLtMatmulDescSetAttribute(&p->op, what, to, bytes);
 }
 
 /* Describe the scales of an e4m3 product. Operand A is w, and B is x. */
@@ -185,7 +246,8 @@ static cublasStatus_t gemm_describe(struct gemm_plan *p)
         y_type = CUDA_R_32F;
     if (!is_bf16)
         type = CUDA_R_8F_E4M3;
-    if ((status = cublasLtMatmulDescInit(&p->op, CUBLAS_COMPUTE_32F, CUDA_R_32F)) != 0 ||
+    if ((status = p->lt->cublasLtMatmulDescInit_internal(&p->op, sizeof p->op, CUBLAS_COMPUTE_32F,
+                                                         CUDA_R_32F)) != 0 ||
         (status = gemm_set(p, CUBLASLT_MATMUL_DESC_TRANSA, &turned, sizeof turned)) != 0)
         return status;
     if (p->has_bias &&
@@ -193,10 +255,13 @@ static cublasStatus_t gemm_describe(struct gemm_plan *p)
         return status;
     if (!is_bf16 && (status = gemm_describe_scales(p)) != 0)
         return status;
-    if ((status = cublasLtMatrixLayoutInit(&p->w, type, n_in, n_out, (int64_t)n_in)) != 0 ||
-        (status = cublasLtMatrixLayoutInit(&p->x, type, n_in, n, (int64_t)n_in)) != 0)
+    if ((status = p->lt->cublasLtMatrixLayoutInit_internal(&p->w, sizeof p->w, type, n_in, n_out,
+                                                           (int64_t)n_in)) != 0 ||
+        (status = p->lt->cublasLtMatrixLayoutInit_internal(&p->x, sizeof p->x, type, n_in, n,
+                                                           (int64_t)n_in)) != 0)
         return status;
-    return cublasLtMatrixLayoutInit(&p->y, y_type, n_out, n, p->y_stride);
+    return p->lt->cublasLtMatrixLayoutInit_internal(&p->y, sizeof p->y, y_type, n_out, n,
+                                                    p->y_stride);
 }
 
 /* Ask cuBLASLt for up to cap algorithms, best guess first. */
@@ -209,13 +274,14 @@ static cublasStatus_t gemm_guess(const struct gemm *g, struct gemm_plan *p,
     int n_found = 0;
 
     *n = 0;
-    if ((status = cublasLtMatmulPreferenceInit(&wish)) != 0)
+    if ((status = g->lt.cublasLtMatmulPreferenceInit_internal(&wish, sizeof wish)) != 0)
         return status;
-    status = cublasLtMatmulPreferenceSetAttribute(&wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                                                  &g->workspace_bytes, sizeof g->workspace_bytes);
+    status =
+        g->lt.cublasLtMatmulPreferenceSetAttribute(&wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                                   &g->workspace_bytes, sizeof g->workspace_bytes);
     if (status == 0)
-        status = cublasLtMatmulAlgoGetHeuristic(g->handle, &p->op, &p->w, &p->x, &p->y, &p->y,
-                                                &wish, cap, found, &n_found);
+        status = g->lt.cublasLtMatmulAlgoGetHeuristic(g->handle, &p->op, &p->w, &p->x, &p->y, &p->y,
+                                                      &wish, cap, found, &n_found);
     for (int i = 0; status == 0 && i < n_found; i++) {
         if (found[i].state == CUBLAS_STATUS_SUCCESS)
             /* Each result has a state of its own, which may be a failure. */
@@ -237,8 +303,8 @@ static bool gemm_take_measured(const struct gemm *g, struct gemm_plan *p)
     if (entry == NULL)
         return false;
     memcpy(&algo, entry->algo, sizeof algo);
-    if (cublasLtMatmulAlgoCheck(g->handle, &p->op, &p->w, &p->x, &p->y, &p->y, &algo, &found) !=
-            0 ||
+    if (g->lt.cublasLtMatmulAlgoCheck(g->handle, &p->op, &p->w, &p->x, &p->y, &p->y, &algo,
+                                      &found) != 0 ||
         found.workspaceSize > g->workspace_bytes)
         return false;
     p->algo = algo;
@@ -272,9 +338,10 @@ static struct gemm_plan *gemm_slot_of(struct gemm *g, const struct gemm_plan *wa
 }
 
 /* An empty plan with the product's rounded shape. */
-static struct gemm_plan gemm_plan_of(const struct gemm_product *p)
+static struct gemm_plan gemm_plan_of(const struct gemm *g, const struct gemm_product *p)
 {
-    return (struct gemm_plan){.n = gemm_rows(p->n),
+    return (struct gemm_plan){.lt = &g->lt,
+                              .n = gemm_rows(p->n),
                               .n_out = p->w->n_out,
                               .n_in = p->w->n_in,
                               .y_stride = p->y_stride > 0 ? p->y_stride : p->w->n_out,
@@ -303,7 +370,7 @@ static cublasStatus_t gemm_point(struct gemm_plan *plan, const struct gemm_produ
 static cublasStatus_t gemm_find_plan(struct gemm *g, struct gemm_plan **out,
                                      const struct gemm_product *p)
 {
-    struct gemm_plan want = gemm_plan_of(p), *plan = gemm_slot_of(g, &want);
+    struct gemm_plan want = gemm_plan_of(g, p), *plan = gemm_slot_of(g, &want);
     cublasStatus_t status;
     int n = 0;
 
@@ -330,8 +397,9 @@ static cublasStatus_t gemm_multiply(const struct gemm *g, struct gemm_plan *plan
 {
     const float one = 1.0f, zero = 0.0f;
 
-    return cublasLtMatmul(g->handle, &plan->op, &one, w, &plan->w, p->x, &plan->x, &zero, p->y,
-                          &plan->y, p->y, &plan->y, algo, g->workspace, g->workspace_bytes, stream);
+    return g->lt.cublasLtMatmul(g->handle, &plan->op, &one, w, &plan->w, p->x, &plan->x, &zero,
+                                p->y, &plan->y, p->y, &plan->y, algo, g->workspace,
+                                g->workspace_bytes, stream);
 }
 
 /* Log a product that failed, with its shape. Returns ERR_GPU. */
@@ -353,7 +421,7 @@ int gemm_run(struct gemm *g, const struct gemm_product *p, k_stream stream)
         status = gemm_multiply(g, plan, p, p->w->data, &plan->algo, stream);
     if (status == 0)
         return ERR_OK;
-    return gemm_fail(p, cublasLtGetStatusString(status));
+    return gemm_fail(p, g->lt.cublasLtGetStatusString(status));
 }
 
 /* --- measuring ------------------------------------------------------------------------- */
@@ -441,12 +509,12 @@ static bool gemm_vary(const struct gemm *g, struct gemm_plan *p, cublasLtMatmulA
     cublasLtMatmulHeuristicResult_t found;
 
     for (size_t i = 0; i < sizeof sets / sizeof sets[0]; i++) {
-        if (cublasLtMatmulAlgoConfigSetAttribute(algo, sets[i].what, sets[i].to, sets[i].bytes) !=
-            0)
+        if (g->lt.cublasLtMatmulAlgoConfigSetAttribute(algo, sets[i].what, sets[i].to,
+                                                       sets[i].bytes) != 0)
             return false;
     }
-    return cublasLtMatmulAlgoCheck(g->handle, &p->op, &p->w, &p->x, &p->y, &p->y, algo, &found) ==
-               0 &&
+    return g->lt.cublasLtMatmulAlgoCheck(g->handle, &p->op, &p->w, &p->x, &p->y, &p->y, algo,
+                                         &found) == 0 &&
            found.workspaceSize <= g->workspace_bytes;
 }
 
@@ -499,11 +567,11 @@ static void gemm_explore(struct train *t, const cublasLtMatmulAlgo_t *base, stru
         size_t n;
 
         gemm_contest_enter(out, &first.algos[i], first.us[i], GUESSES_MAX);
-        if (cublasLtMatmulAlgoConfigGetAttribute(&first.algos[i], CUBLASLT_ALGO_CONFIG_TILE_ID,
-                                                 &tile, sizeof tile, &n) != 0 ||
-            cublasLtMatmulAlgoConfigGetAttribute(&first.algos[i],
-                                                 CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, &cluster,
-                                                 sizeof cluster, &n) != 0)
+        if (t->g->lt.cublasLtMatmulAlgoConfigGetAttribute(
+                &first.algos[i], CUBLASLT_ALGO_CONFIG_TILE_ID, &tile, sizeof tile, &n) != 0 ||
+            t->g->lt.cublasLtMatmulAlgoConfigGetAttribute(&first.algos[i],
+                                                          CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID,
+                                                          &cluster, sizeof cluster, &n) != 0)
             continue;
         for (uint32_t variant = 1; variant < VARIANTS; variant++)
             gemm_try_variant(t, base, tile, cluster, variant, out);
@@ -633,7 +701,7 @@ int gemm_time(struct gemm *g, const struct gemm_product *p, int n_copies, k_stre
     int rc;
 
     if (status != 0)
-        return gemm_fail(p, cublasLtGetStatusString(status));
+        return gemm_fail(p, g->lt.cublasLtGetStatusString(status));
     if ((rc = gemm_train_open(&train, g, plan, p, n_copies, stream)) != ERR_OK)
         return rc;
     contest.algos[0] = plan->algo;
@@ -661,7 +729,7 @@ static void gemm_gather_candidates(struct train *t, struct contest *c)
 int gemm_tune(struct gemm *g, const struct gemm_product *p, int n_copies, k_stream stream,
               struct gemm_timing *out)
 {
-    struct gemm_plan plan = gemm_plan_of(p);
+    struct gemm_plan plan = gemm_plan_of(g, p);
     struct gemm_entry entry = {
         .kind = plan.kind, .n = plan.n, .n_out = plan.n_out, .n_in = plan.n_in};
     struct contest contest = {.n = 0};
@@ -674,7 +742,7 @@ int gemm_tune(struct gemm *g, const struct gemm_product *p, int n_copies, k_stre
     if (status == 0)
         status = gemm_guess(g, &plan, contest.algos, GUESSES_MAX, &contest.n);
     if (status != 0)
-        return gemm_fail(p, cublasLtGetStatusString(status));
+        return gemm_fail(p, g->lt.cublasLtGetStatusString(status));
     if ((rc = gemm_train_open(&train, g, &plan, p, n_copies, stream)) != ERR_OK)
         return rc;
     gemm_gather_candidates(&train, &contest);
