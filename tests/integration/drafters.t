@@ -145,7 +145,7 @@ STATES = [("states and windows", twin.states("rfwrwf")), ("Gated DeltaNet", twin
 ROOM = ["--max-num-seqs", 16, "--max-model-len", 512]
 
 
-def compare_states(model, name, config, options, mine):
+def compare_states(model, name, config, options, mine, preempts=False):
     """A state has taken in the drafts: wrong ones are undone."""
     some = every[:N_FEW]
     with Stack(engine=["--model", model, "--speculative-config", json.dumps(config)] + options) as s:
@@ -157,10 +157,15 @@ def compare_states(model, name, config, options, mine):
         tap.ok(said["accepted_tokens"] > 0 and (config["method"] == "ngram" or
                said["accepted_tokens"] < said["draft_tokens"]), "drafts were right, and wrong", said)
         tap.note("%s: %s" % (name, said))
-        got = crowd(len(some), lambda i: ask(s, *requests[some[i]]))
-        tap.ok(DEVICE != "cpu" or got == mine, "%s: a crowd as each alone" % name)
+        equal, preempted, tries = True, 0, 0
+        while tries == 0 or (preempts and preempted == 0 and tries < 5):
+            got = crowd(len(some), lambda i: ask(s, *requests[some[i]]))
+            equal = equal and got == mine
+            preempted, tries = s.metric("vllm:num_preemptions_total"), tries + 1
+        tap.ok(DEVICE != "cpu" or equal, "%s: a crowd as each alone" % name)
         tap.ok(s.idle(), "nothing is left behind")
-        return s.metric("vllm:num_preemptions_total")
+        if preempts: # a busy machine may let the requests come one after another
+            tap.ok(preempted > 0, "some are preempted", tries)
 
 
 EVER = {"method": "draft_model", "model": MODEL, "num_speculative_tokens": 3, "adaptive": False}
@@ -171,8 +176,7 @@ for kind, model in STATES:
     compare_states(model, kind + ", a model", EVER, ROOM, mine)
     if model != STATES[1][1]:
         continue
-    n = compare_states(model, kind + ", few pages", EVER, ROOM + ["--num-pages", 64], mine)
-    tap.ok(n > 0, "some are preempted", n)
+    compare_states(model, kind + ", few pages", EVER, ROOM + ["--num-pages", 64], mine, True)
     for option in "--tensor-parallel-size", "--pipeline-parallel-size":
         with Stack(engine=["--model", model, option, 2] + ROOM) as s:
             mine = [ask(s, *requests[i]) for i in every[:N_FEW]]
