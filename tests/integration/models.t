@@ -531,7 +531,8 @@ with Served("--models-dir", come, "--models-max", "2") as s:
     tap.ok(until(lambda: "cohere.conf is gone: the model is served no more" in s.said()),
            "in good order")
     tap.eq(sorted(s.states()), ["bad", "olmo2", "phi3"], "it is in no list")
-    tap.ok('model_name="cohere"' not in s.ask("GET", "/metrics")[1], "nor among the metrics")
+    tap.ok(until(lambda: s.both(lambda: 'model_name="cohere"' not in s.ask("GET", "/metrics")[1])),
+           "nor among the metrics")
     put("cohere.conf", "model = %s\n" % folders["mixtral"])
     tap.ok(until(lambda: s.both(lambda: s.complete("cohere", [5], 1)[0] == 200)),
            "another file of its name")
