@@ -56,10 +56,9 @@ static void folder_check(const struct front *f, struct served *m, const struct m
         folder_remove(m); /* it is read as a new one */
         return;
     }
-    log_warn(
-        "front: %s/%s.conf has changed, which has no effect yet: restart the fronts and unload "
-        "the model, or give it another name",
-        f->settings.models_dir, m->file_name);
+    log_warn("front: %s/%s.conf has changed: its engine uses it when it starts next (unload ends "
+             "it), fronts after a restart",
+             f->settings.models_dir, m->file_name);
     m->file = file;
 }
 

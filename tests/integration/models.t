@@ -517,7 +517,7 @@ with Served("--models-dir", come, "--models-max", "2") as s:
     tap.ok(until(lambda: s.both(lambda: s.complete("bad", [5], 1)[0] == 200)), "the file is mended")
     tap.eq(ids(s.complete("bad", prompts["granite"][1], 24)), alone["granite", 1], "its text")
     put("olmo2.conf", "model = %s\nmax_num_seqs = 8\n" % folders["olmo2"])
-    tap.ok(until(lambda: s.said().count("olmo2.conf has changed, which has no effect yet") == 2),
+    tap.ok(until(lambda: s.said().count("olmo2.conf has changed: its engine uses it when it starts next") == 2),
            "a change of a model that is served is told")
     pid = s.engine("cohere") or s.complete("cohere", [5], 1) and s.engine("cohere")
     got = []
@@ -531,7 +531,8 @@ with Served("--models-dir", come, "--models-max", "2") as s:
     tap.ok(until(lambda: "cohere.conf is gone: the model is served no more" in s.said()),
            "in good order")
     tap.eq(sorted(s.states()), ["bad", "olmo2", "phi3"], "it is in no list")
-    tap.ok('model_name="cohere"' not in s.ask("GET", "/metrics")[1], "nor among the metrics")
+    tap.ok(until(lambda: s.both(lambda: 'model_name="cohere"' not in s.ask("GET", "/metrics")[1])),
+           "nor among the metrics")
     put("cohere.conf", "model = %s\n" % folders["mixtral"])
     tap.ok(until(lambda: s.both(lambda: s.complete("cohere", [5], 1)[0] == 200)),
            "another file of its name")
