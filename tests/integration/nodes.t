@@ -27,7 +27,9 @@ def draw(n):
     return [random.randrange(300, 2000) for _ in range(n)]
 
 
-PROMPTS = [draw(n) for n in (5, 17, 48, 49, 100, 200, 333, 700)[:8 if LONG else 7]]
+LENGTHS = (5, 17, 48, 49, 100, 200, 333, 700)[:8 if LONG else 7]
+# Their first tokens differ: one that is shared is found in the cache.
+PROMPTS = [[first] + draw(n - 1) for first, n in zip(random.sample(range(300, 2000), 8), LENGTHS)]
 N_EXTRA = 24 if LONG else 14  # each prompt and each extra twice or more
 EXTRAS = [dict(), dict(repetition_penalty=1.3), dict(logprobs=3), dict(logit_bias={"5": 4.0}),
           dict(structured_outputs=dict(regex="[a-z ]{20,40}")), dict(frequency_penalty=0.7)]
