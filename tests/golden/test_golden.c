@@ -249,7 +249,9 @@ static void check_model(const char *name, const char *folder, const char *golden
         struct golden g = next_golden(n_vocab);
 
         check_logits(r, &g, name, n_vocab, i, parallel);
-        check_few(r, &g, name, n_vocab);
+        /* Each step of ranks and stages is several meetings of threads. */
+        if (i == 0 || is_long || parallel.n_ranks * parallel.n_stages == 1)
+            check_few(r, &g, name, n_vocab);
         check_greedy(r, &g, name);
         free(g.prompt);
         free(g.greedy);

@@ -12,7 +12,7 @@ import time
 import os
 
 import twin
-from harness import BUILDDIR, DEVICE, Stack, Tap, crowd, draw_seed, need_nginx, until
+from harness import BUILDDIR, DEVICE, LONG, Stack, Tap, crowd, draw_seed, need_nginx, until
 
 need_nginx()
 tap = Tap()
@@ -28,6 +28,8 @@ KINDS = [("windows beside all tokens", lambda: twin.windows(48, (2, 5)), False),
          ("latents and experts", twin.latent, False),
          ("states, windows and all tokens", lambda: twin.states("rfwrwf"), True)]
 BLOCK = 16
+# Of prompts: around three pages, and one behind whose 400th token another goes on.
+LENGTHS = (5, 30, 47, 48, 49, 64, 200, 333, 700) if LONG else (5, 47, 48, 49, 200, 450)
 BOUNDED = {"a window in all layers": 12, "states alone": 6}  # pages that any length fits in
 SHORT = {"delta rule beside all tokens": 140, "Mamba-2 beside all tokens": 140,
          "Mamba-2 and all tokens in each layer": 140, "latents and experts": 120}  # else 220
@@ -87,7 +89,7 @@ def conversation(s, prompts):
 for name, make, has_states in KINDS:
     tap.section(name)
     folder = make()
-    prompts = [draw(n) for n in (5, 30, 47, 48, 49, 64, 200, 333, 700)]
+    prompts = [draw(n) for n in LENGTHS]
     with Stack(model=folder, engine=["--enable-prefix-caching", "false"]) as s:
         want = conversation(s, prompts)
         tap.eq(len({str(w) for w in want}), len(want), "each prompt has an answer of its own")
@@ -103,7 +105,7 @@ for name, make, has_states in KINDS:
         # No snapshot stands in the middle of so short a prompt.
         tap.ok(half == 0 if has_states else half >= 400 - BLOCK,
                "of a prefix as much as all groups serve: %d of 400 tokens" % half)
-        got = crowd(9, lambda i: say(s, prompts[i])[0])
+        got = crowd(len(prompts), lambda i: say(s, prompts[i])[0])
         agree(got, want[::3], "together as alone")
         tap.ok(s.idle(), "idle")
         kill(s, signal.SIGTERM)  # saves what the device has
@@ -118,7 +120,7 @@ for name, make, has_states in KINDS:
         def stream(i):
             got.append((i, say(s, prompts[i], 24)[0]))
 
-        threads = [threading.Thread(target=stream, args=(i,)) for i in range(9)]
+        threads = [threading.Thread(target=stream, args=(i,)) for i in range(len(prompts))]
         for t in threads:
             t.start()
         for _ in range(2):  # the third would be the last of a request that was in all of them
@@ -134,7 +136,7 @@ for name, make, has_states in KINDS:
         tap.eq(r.returncode, 0, "the store is whole: %s" % (r.stdout or r.stderr).strip()[-80:])
     with Stack(model=folder, engine=["--num-pages", SHORT.get(name, 220), "--max-model-len", 1200,
                                      "--max-num-batched-tokens", 128]) as s:
-        long = [p + draw(100) for p in prompts[5:]]
+        long = [draw(n) for n in (164, 300, 433, 800)]
         alone = [say(s, p, 60)[0] for p in long]
         got = crowd(12, lambda i: say(s, long[i % 4], 60)[0])
         agree(got, [alone[i % 4] for i in range(12)], "pages are short: the same")

@@ -10,7 +10,7 @@ import threading
 import time
 
 import twin
-from harness import DEVICE, Stack, Supervised, Tap, crowd, draw_seed, free_port, n_gpus, \
+from harness import DEVICE, LONG, Stack, Supervised, Tap, crowd, draw_seed, free_port, n_gpus, \
     need_nginx, skip_all, until
 
 need_nginx()
@@ -27,7 +27,10 @@ def draw(n):
     return [random.randrange(300, 2000) for _ in range(n)]
 
 
-PROMPTS = [draw(n) for n in (5, 17, 48, 49, 100, 200, 333, 700)]
+LENGTHS = (5, 17, 48, 49, 100, 200, 333, 700)[:8 if LONG else 7]
+# Their first tokens differ: one that is shared is found in the cache.
+PROMPTS = [[first] + draw(n - 1) for first, n in zip(random.sample(range(300, 2000), 8), LENGTHS)]
+N_EXTRA = 24 if LONG else 14  # each prompt and each extra twice or more
 EXTRAS = [dict(), dict(repetition_penalty=1.3), dict(logprobs=3), dict(logit_bias={"5": 4.0}),
           dict(structured_outputs=dict(regex="[a-z ]{20,40}")), dict(frequency_penalty=0.7)]
 
@@ -88,7 +91,7 @@ def serves(s):
 
 with tap.section("one process"), Stack(engine=["--enable-prefix-caching", "false"]) as s:
     want, _ = ask_all(s)
-    extra = [ask_extra(s, i) for i in range(24)]
+    extra = [ask_extra(s, i) for i in range(N_EXTRA)]
     told = say(s, PROMPTS[3], 400)[0]
 
 for stages, ranks in ((2, 1), (4, 1), (3, 2)) if EXACT else ((2, 1),):

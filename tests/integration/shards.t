@@ -31,7 +31,9 @@ def draw(n):
     return [random.randrange(300, 2000) for _ in range(n)]
 
 
-PROMPTS = [draw(n) for n in (5, 17, 48, 49, 100, 200, 333)]
+LENGTHS = (5, 17, 48, 49, 100, 200, 333)
+# Their first tokens differ: one that is shared is found in the cache.
+PROMPTS = [[first] + draw(n - 1) for first, n in zip(random.sample(range(300, 2000), 8), LENGTHS)]
 
 
 def say(s, prompt, n=24):

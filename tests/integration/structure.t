@@ -17,7 +17,7 @@ from harness import LONG, MODEL, Stack, Tap, crowd, need_nginx, until
 need_nginx()
 tap = Tap()
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
-SEEDS, N_FORMS = (3, 300) if LONG else (2, 120)  # a server has 64 places
+SEEDS, N_FORMS = (3, 300) if LONG else (2, 90)  # a server has 64 places
 
 PERSON = {"type": "object",
           "properties": {"name": {"type": "string", "maxLength": 8},

@@ -30,8 +30,8 @@ except ImportError:
 tap = Tap()
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 SEED = int(os.environ.get("SEED", "1"))
-N = 100 if LONG else 40
-N_FREE = 40 if LONG else 20  # of calls that the model makes by itself
+N = 100 if LONG else 30
+N_FREE = 40 if LONG else 16  # of calls that the model makes by itself
 EXTRAS = {
     "level": {"type": "integer", "minimum": 3, "maximum": 11},
     "kind": {"enum": ["alpha", "beta", 7, None, True]},
