@@ -160,6 +160,10 @@ static int model_choose_shape(struct model *m, const struct model_options *o)
     bool gpu = m->device->is_gpu;
     int rc;
 
+    if (gpu && o->is_mtp && config->experts.n > 0) {
+        log_error("model: %s: an MTP layer with experts drafts on the cpu device only", o->dir);
+        return ERR_UNSUPPORTED;
+    }
     if (config->latent.kv_rank > 0 && m->kv_type != K_BF16) {
         log_error(
             "model: %s: latents are kept in bfloat16: kv_cache_dtype fp8 is not possible, use "

@@ -11,7 +11,6 @@
 #define chunk_end_group            portable_end_group
 #define chunk_wait_groups          portable_wait_groups
 #define chunk_copy16(to, from)     portable_copy16(to, from, true)
-#define exp2_fast                  exp2f
 
 /* Of rows of bfloat16. */
 static void play_store_two(k_bf16 *to, size_t at, float low, float high, bool is_half)
