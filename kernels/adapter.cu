@@ -8,13 +8,15 @@
  *                 is a segment and 64 columns of one tensor; a warp has some items in a row
  *
  * A segment's rows, at most eight, are the columns n of mma; ranks, then columns of y, are its rows
- * m. Operands come from memory straight into fragments, 16 bytes at a time: a sum does not depend on
- * the numbers of its terms, so the term that a fragment calls k may be another one, if both operands
- * agree. With lane = 4 g + c:
+ * m. Operands come from memory straight into fragments, 16 bytes at a time: a sum does not depend
+ * on the numbers of its terms, so the term that a fragment calls k may be another one, if both
+ * operands agree. With lane = 4 g + c:
  *
- *   in    terms 16 c .. 16 c + 15 of each 64 are the lane's: of rows g and g + 8 of a, of row g of x
- *   out   terms 4 c .. 4 c + 3 of each 16: 16 bytes of these rows of b, columns 8 g .. 8 g + 7, which
- *         are two rows m of each of four fragments. Its results: 8 columns of rows 2 c and 2 c + 1
+ *   in    terms 16 c .. 16 c + 15 of each 64 are the lane's: of rows g and g + 8 of a, of row g of
+ *         x
+ *   out   terms 4 c .. 4 c + 3 of each 16: 16 bytes of these rows of b, columns 8 g .. 8 g + 7,
+ *         which are two rows m of each of four fragments. Its results: 8 columns of rows 2 c and
+ *         2 c + 1
  *
  * x as float16 is the sum of two numbers in bfloat16, and t of three, so they lose nothing.
  *
@@ -297,8 +299,8 @@ struct adapter_eight {
     float v[2][8];
 };
 
-/* What the adapter adds to the lane's columns; `column` of y is the first one. goes_on: the warp has
- * the next tile, too, whose rows of b are fetched early. */
+/* What the adapter adds to the lane's columns; `column` of y is the first one. goes_on: the warp
+ * has the next tile, too, whose rows of b are fetched early. */
 static __device__ inline adapter_eight adapter_out_sums(const k_adapting &a, const segment &s,
                                                         int part, int column, bool goes_on)
 {
