@@ -223,7 +223,7 @@ class Page:
     def reload(self):
         self.js("document.documentElement.dataset.old = 1")
         self.call("Page.reload")
-        self.until("!document.documentElement.dataset.old && document.readyState === 'complete'")
+        self.until("document.documentElement && !document.documentElement.dataset.old && document.readyState === 'complete'")
 
     def close(self):
         self.browser.pages.pop(self.session, None)

@@ -23,7 +23,7 @@ import generate  # noqa: E402: its folder has just been named
 
 tap = Tap()
 ADMIN = "admin-secret-0123456789"
-READY = "document.documentElement.dataset.ready"
+READY = "document.documentElement && document.documentElement.dataset.ready" # none while a page begins
 DONE = "!document.querySelector('#send').hidden && document.querySelectorAll('.message').length === %d"
 NO_KEY = {"Authorization": ""}
 
