@@ -75,7 +75,7 @@ static __device__ inline float *adapter_inner(const k_adapting &a, int split, in
     return a.t + (((size_t)split * a.of.n_parts + part) * a.n + row) * K_ADAPT_STRIDE(a.rank_max);
 }
 
-/* Two numbers as N pairs in bfloat16, each what the ones before lack. */
+/* Two numbers as N pairs in bfloat16, each the rest that the ones before leave. */
 template <int N> static __device__ inline void adapter_divide(uint32_t parts[N], float x, float y)
 {
 #pragma unroll

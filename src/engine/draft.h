@@ -97,7 +97,7 @@ struct draft {
 
 struct seq;
 
-/* The most drafts of seq at a time: what its request or the engine wants. */
+/* The most drafts of seq at a time: by its request, or by the engine's setting. */
 int draft_most(const struct draft_options *o, const struct seq *seq);
 
 /* Can seq have drafts? Not if a token is reported with its whole row of logits, a reasoning is

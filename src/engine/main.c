@@ -87,7 +87,7 @@ static int main_await_seat(struct engine *e)
     return ERR_OK;
 }
 
-/* What the model may take beside its drafter: what the seat was given for. 0: no bound. */
+/* Bytes that the model may take beside its drafter: those of its seat. 0: no bound. */
 static size_t main_bytes_max(const struct engine *e)
 {
     size_t most = e->settings.models_memory, drafter = 0;

@@ -47,7 +47,7 @@ static int main_open_listen(struct front *f)
     return ERR_OK;
 }
 
-/* The models, and what their parts need of the front. A model of a folder has one link. */
+/* The models, and the parts of the front that they use. A model of a folder has one link. */
 static int main_open_models(struct front *f)
 {
     int rc = served_read(&f->models, &f->source);

@@ -39,7 +39,7 @@ struct trace;
  * "unix:/path/of/a/socket". ERR_INVALID, ERR_NO_MEMORY, ERR_IO (logged). */
 int trace_open(struct trace **out, const char *endpoint) ERR_CHECKED;
 
-/* Send what waits, for 3 s at most. Accepts NULL. */
+/* Send the spans that wait, for 3 s at most. Accepts NULL. */
 void trace_close(struct trace *t);
 
 /* Begin a span: ids, and the caller's by the headers traceparent and tracestate of W3C ("": none).
