@@ -76,8 +76,8 @@ bool seats_decide(const struct seat_view *rows, int n, int own, const struct sea
 struct seats; /* one process's view of the table */
 
 /* Open the table in a folder and take a row for the engine with this socket. settings: a digest;
- * the use that an engine with the same ones has told is still known. ERR_IN_USE: there are SEATS_MAX
- * engines; ERR_IO, ERR_VERSION, ERR_NO_MEMORY (logged). */
+ * the use that an engine with the same ones has told is still known. ERR_IN_USE: there are
+ * SEATS_MAX engines; ERR_IO, ERR_VERSION, ERR_NO_MEMORY (logged). */
 int seats_open(struct seats **out, const char *folder, const char *socket,
                uint64_t settings) ERR_CHECKED;
 
