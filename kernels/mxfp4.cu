@@ -70,7 +70,9 @@ static __global__ void __launch_bounds__(THREADS) arrange_kernel(arrange_args a)
         int row = k_mxfp4_row(&a.rows, blockIdx.x, i % 16), group = i / 16, n = a.n_in / 32;
 
         strip[(size_t)(i / 64) * K_MXFP4_RECORD + K_MXFP4_CODES + i % 64] =
-            row >= 0 && group < n ? a.exponents[(size_t)row * n + group] : 0;
+            row >= 0 && group < n
+                ? min(a.exponents[(size_t)row * n + group], (uint8_t)K_MXFP4_EXPONENT_MAX)
+                : 0;
     }
 }
 

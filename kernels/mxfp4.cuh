@@ -5,7 +5,7 @@
  * An e2m1 whose bits are shifted to the sign, the lower exponent bits and the upper mantissa bit of
  * a bfloat16 is the value times 2^-126, also where it is subnormal. One multiplication with a power
  * of two makes it the weight times 2^-MXFP4_SHIFT, which is exact for exponents of 59 .. 192
- * (scales of 2^-68 .. 2^65); larger ones count as 192. Sums are multiplied by 2^MXFP4_SHIFT at the
+ * (scales of 2^-68 .. 2^65); larger ones are 192 in a record. Sums are multiplied by 2^MXFP4_SHIFT at the
  * end. Without it scales above 2 would need a power of two that bfloat16 does not have. */
 #ifndef QUIRE_KERNELS_MXFP4_CUH
 #define QUIRE_KERNELS_MXFP4_CUH
@@ -19,7 +19,7 @@
 /* 2^(e - 1 - MXFP4_SHIFT) in both halves. */
 static __device__ __forceinline__ uint32_t mxfp4_power(uint32_t e)
 {
-    return min(e, 192U) * 0x00800080U + (126 - MXFP4_SHIFT) * 0x00800080U;
+    return e * 0x00800080U + (126 - MXFP4_SHIFT) * 0x00800080U;
 }
 
 /* Two of bfloat16 times two others. */

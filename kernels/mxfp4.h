@@ -19,6 +19,9 @@
 #define K_MXFP4_CODES  1024 /* of them: codes; exponents follow */
 #define K_MXFP4_COLS   128  /* of a record */
 
+/* The largest exponent in a record; larger ones of a file become this one (mxfp4.cuh). */
+#define K_MXFP4_EXPONENT_MAX 192
+
 /* The rows of the matrices of several experts. */
 struct k_mxfp4_rows {
     int n_experts, n_rows; /* n_rows: of one expert; gates and ups together */
