@@ -138,7 +138,7 @@ static void check_scale(const char *name, const struct quant_part *p, uint8_t sc
 static void check_float_scales(const char *name, const struct quant_part *p)
 {
     const uint8_t *scales = p->beside[0]->data;
-    uint8_t most = 0;
+    uint8_t most = 0, least = 255;
 
     if (p->kind->floats->group == 16) {
         check_scale(name, p, 0x00, true), check_scale(name, p, 0x01, true);
@@ -148,11 +148,11 @@ static void check_float_scales(const char *name, const struct quant_part *p)
         return;
     }
     for (int i = 1; i < p->n_groups; i++)
-        most = scales[i] > most ? scales[i] : most;
+        most = scales[i] > most ? scales[i] : most, least = scales[i] < least ? scales[i] : least;
     check_scale(name, p, (uint8_t)(most - 31), true);
     check_scale(name, p, (uint8_t)(most - 32), false);
-    check_scale(name, p, (uint8_t)(most + 31), true);
-    check_scale(name, p, (uint8_t)(most + 40), false);
+    check_scale(name, p, (uint8_t)(least + 31), true);
+    check_scale(name, p, (uint8_t)(least + 32), false);
     check_scale(name, p, 255, false);
 }
 
