@@ -72,7 +72,7 @@ extern const struct quant_codes quant_codes_awq, quant_codes_awq_gemv, quant_cod
  * groups. */
 struct quant_floats {
     int group;
-    /* Are all scales such as K_E5M3 has, times their row's? bytes: all of data. */
+    /* Are all scales such as K_E5M3 has, times their row's? */
     bool (*fit)(const struct quant_part *p);
     /* Scales of n groups of a row from `first` on; a scale of 0 becomes the smallest. */
     void (*scales)(uint8_t *out, const struct quant_part *p, int row, int first, int n);
