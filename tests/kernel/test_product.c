@@ -474,6 +474,22 @@ static void compare_embed(int n, int dim, bool is_half)
     free(table), free(norm), free(x), free(normed), free(sums), free(got), free(got_normed);
 }
 
+/* The cases of compare_shared(). */
+static const struct shared_case shared[] = {
+    {K_PRODUCT_PLAIN, K_BF16, {3000, 1600}, 48, 1, false},
+    {K_PRODUCT_FLOAT, K_BF16, {3000, 512}, 48, 1, false},
+    {K_PRODUCT_FLOAT, K_BF16, {2999, 512}, 48, 2, false},
+    {K_PRODUCT_RESIDUAL, K_BF16, {2992, 1600}, 64, 1, true},
+    {K_PRODUCT_PLAIN, K_BF16, {5000, 640}, 80, 2, false},
+    {K_PRODUCT_FLOAT, K_BF16, {5000, 640}, 80, 2, false},
+    {K_PRODUCT_PLAIN, K_E4M3, {3000, 1280}, 48, 1, false},
+    {K_PRODUCT_PLAIN, K_E4M3, {2999, 1280}, 48, 2, false},
+    {K_PRODUCT_FLOAT, K_E4M3, {3000, 3200}, 48, 1, true},
+    {K_PRODUCT_RESIDUAL, K_E4M3, {2992, 1280}, 64, 1, false},
+    {K_PRODUCT_PLAIN, K_E4M3, {5000, 1024}, 80, 2, false},
+    {K_PRODUCT_FLOAT, K_E4M3, {5000, 1024}, 80, 2, false},
+};
+
 /* With an argument, those in records alone. */
 int main(int argc, char **argv)
 {
@@ -488,21 +504,6 @@ int main(int argc, char **argv)
         {K_PRODUCT_GATED, {57344, 128}, 4, true},     {K_PRODUCT_PLAIN, {10240, 256}, 2, false},
         {K_PRODUCT_PLAIN, {20480, 128}, 4, false},    {K_PRODUCT_RESIDUAL, {4096, 256}, 1, false},
         {K_PRODUCT_RESIDUAL, {10240, 256}, 2, false}, {K_PRODUCT_RESIDUAL, {20480, 128}, 4, false},
-    };
-
-    static const struct shared_case shared[] = {
-        {K_PRODUCT_PLAIN, K_BF16, {3000, 1600}, 48, 1, false},
-        {K_PRODUCT_FLOAT, K_BF16, {3000, 512}, 48, 1, false},
-        {K_PRODUCT_FLOAT, K_BF16, {2999, 512}, 48, 2, false},
-        {K_PRODUCT_RESIDUAL, K_BF16, {2992, 1600}, 64, 1, true},
-        {K_PRODUCT_PLAIN, K_BF16, {5000, 640}, 80, 2, false},
-        {K_PRODUCT_FLOAT, K_BF16, {5000, 640}, 80, 2, false},
-        {K_PRODUCT_PLAIN, K_E4M3, {3000, 1280}, 48, 1, false},
-        {K_PRODUCT_PLAIN, K_E4M3, {2999, 1280}, 48, 2, false},
-        {K_PRODUCT_FLOAT, K_E4M3, {3000, 3200}, 48, 1, true},
-        {K_PRODUCT_RESIDUAL, K_E4M3, {2992, 1280}, 64, 1, false},
-        {K_PRODUCT_PLAIN, K_E4M3, {5000, 1024}, 80, 2, false},
-        {K_PRODUCT_FLOAT, K_E4M3, {5000, 1024}, 80, 2, false},
     };
 
     (void)argv;
