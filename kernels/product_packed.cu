@@ -515,8 +515,8 @@ static __device__ inline record_ring packed_open_ring(const packed_args &a, char
     return r;
 }
 
-/* NT: columns, in eights; GROUPS: of a record; IS_FLOAT: codes are e2m1. Shared memory: rings, x, sums, inverse norms,
- * barriers. */
+/* NT: columns, in eights; GROUPS: of a record; IS_FLOAT: codes are e2m1. Shared memory: rings, x,
+ * sums, inverse norms, barriers. */
 template <int NT, int GROUPS, bool IS_FLOAT>
 static __global__ void __launch_bounds__(THREADS, 1)
     packed_kernel(const __grid_constant__ packed_args a)
