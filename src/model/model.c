@@ -533,8 +533,10 @@ static void model_log_groups(const struct model *m)
                      group->window);
             break;
         case CACHE_STATE:
-            log_info("model: pages of group %d: %d layers, states of %d pages", g, n,
-                     group->n_state_pages);
+            log_info("model: pages of group %d: %d layers, states of %d pages: %.2f MiB for each "
+                     "sequence and each snapshot",
+                     g, n, group->n_state_pages,
+                     (double)m->shape.page_bytes * group->n_state_pages / 1048576.0);
             break;
         }
     }
