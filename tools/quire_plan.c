@@ -106,6 +106,7 @@ static bool plan_row(struct plan_task *t, int n_ranks, size_t format)
         .dummy_weights = true,
         .quantization = plan_formats[format].quantization,
         .kv_cache_dtype = plan_formats[format].kv,
+        .state_dtype = given.state_dtype,
         .n_ranks = n_ranks,
         .n_stages = s->pipeline_parallel_size,
         .page_tokens = s->page_tokens,

@@ -87,6 +87,26 @@ static int model_choose_types(struct model *m, const struct model_options *o)
     return ERR_OK;
 }
 
+/* Choose the type of states. A model that has none is not refused: a setting may be for several. */
+static int model_choose_state_type(struct model *m, const struct model_options *o)
+{
+    const char *type = model_is_set(o->state_dtype) ? o->state_dtype : "auto";
+
+    if (strcmp(type, "auto") == 0 || strcmp(type, "float32") == 0)
+        return ERR_OK;
+    if (strcmp(type, "bfloat16") != 0) {
+        log_error("model: mamba_ssm_cache_dtype \"%s\" is unknown; use auto, float32 or bfloat16",
+                  type);
+        return ERR_INVALID;
+    }
+    m->plan.bf16_states = plan_can_round_states(&m->plan);
+    if (!m->plan.bf16_states)
+        log_info(
+            "model: mamba_ssm_cache_dtype bfloat16 has no effect: no layer has states of Gated "
+            "DeltaNet or Mamba-2");
+    return ERR_OK;
+}
+
 /* Bytes of one key or value element in a page. */
 static size_t model_kv_elem_bytes(const struct model *m)
 {
@@ -505,6 +525,8 @@ static void model_set_fingerprint(struct model *m)
     n = snprintf(text, sizeof text, "layout %d, config %s, kv %s, page_tokens %d%s", LAYOUT_VERSION,
                  config, kv, m->shape.page_tokens,
                  !k_format_is_plain(&m->layers) ? ", weights rounded to e4m3" : "");
+    if (m->plan.bf16_states)
+        n += snprintf(text + n, sizeof text - (size_t)n, ", states bf16");
     if (m->ranks.n_parts > 1)
         n += snprintf(text + n, sizeof text - (size_t)n, ", %d ranks%s", m->ranks.n_parts,
                       m->has_whole_experts ? " with whole experts" : "");
@@ -533,9 +555,9 @@ static void model_log_groups(const struct model *m)
                      group->window);
             break;
         case CACHE_STATE:
-            log_info("model: pages of group %d: %d layers, states of %d pages: %.2f MiB for each "
-                     "sequence and each snapshot",
-                     g, n, group->n_state_pages,
+            log_info("model: pages of group %d: %d layers, states in %s of %d pages: %.2f MiB for "
+                     "each sequence and each snapshot",
+                     g, n, m->plan.bf16_states ? "bf16" : "float32", group->n_state_pages,
                      (double)m->shape.page_bytes * group->n_state_pages / 1048576.0);
             break;
         }
@@ -729,6 +751,7 @@ static int model_join_node(struct model *m, const struct model_options *o)
                                .n_stages = shape->n_stages,
                                .n_parts = m->ranks.n_parts,
                                .kv_type = (int32_t)m->kv_type,
+                               .bf16_states = m->plan.bf16_states,
                                .n_pages = shape->n_pages,
                                .max_model_len = shape->max_model_len,
                                .fused_max = m->ranks.at[0].act.fused_max,
@@ -897,7 +920,8 @@ int model_open(struct model **out, const struct model_options *o)
         (rc = model_check_head(model, o)) != ERR_OK)
         goto out;
     /* Types depend on the device, and groups of pages on the types. */
-    if ((rc = model_choose_types(model, o)) != ERR_OK)
+    if ((rc = model_choose_types(model, o)) != ERR_OK ||
+        (rc = model_choose_state_type(model, o)) != ERR_OK)
         goto out;
     if ((rc = model_choose_shape(model, o)) != ERR_OK ||
         (rc = model_choose_groups(model)) != ERR_OK)

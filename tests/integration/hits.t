@@ -126,7 +126,38 @@ def run(name, kinds):
     return [c for c, _, _ in hits], whole, cached
 
 
+def told_next(s, prompt):
+    """Log probabilities of the likeliest next tokens, by id."""
+    r = s.post("/v1/completions", dict(prompt=prompt, max_tokens=1, temperature=0, logprobs=5,
+                                       return_tokens_as_token_ids=True)).json
+    return r["choices"][0]["logprobs"]["top_logprobs"][0]
+
+
+def compare_types():
+    """States in bfloat16: half a snapshot, the same hits, and nearly the same log probabilities."""
+    tap.section("states in bfloat16")
+    said = []
+    for dtype in ("float32", "bfloat16"):
+        with Stack(model=twin.small("dddf"), engine=["--mamba-ssm-cache-dtype", dtype, "--num-pages", 4000,
+                                                     "--max-num-batched-tokens", 64]) as s:
+            first = told_next(s, prompts[0][:600])
+            again = told_next(s, prompts[0][:600])
+            said.append((s.metric("quire:state_snapshot_bytes"), first,
+                         ask(s, prompts[0][:600] + prompts[1][:50])[0]))
+            tap.ok(max(abs(first[t] - again.get(t, 9)) for t in first) < 1e-4,
+                   "%s: from a snapshot the same" % dtype)
+    (size, want, hit), (half, got, hit_of_half) = said
+    worst = max(abs(want[t] - got.get(t, 9)) for t in want)
+    tap.ok(half * 2 == size, "%d bytes, not %d" % (half, size))
+    tap.eq((hit, hit_of_half), (592, 592), "the same hits")
+    tap.ok(0 < worst < 0.02, "a prompt in ten steps: log probabilities within %.4f" % worst)
+    r = subprocess.run([os.path.join(BUILDDIR, "quire-engine"), "--model", twin.small("dddf"), "--device", "cpu",
+                        "--mamba-ssm-cache-dtype", "half"], capture_output=True, encoding="utf-8")
+    tap.ok(r.returncode != 0 and "use auto, float32 or bfloat16" in r.stderr, "another type is refused")
+
+
 prompts, agents = draw_prompts(), draw_agents()
+compare_types()
 dense, _, most = run("without states", "")
 hits, whole, cached = run("with states", "dddf")
 tap.section("beside each other")
