@@ -53,7 +53,23 @@
                       "?|\\\\p{N}{1,3}| ?[^\\\\s\\\\p{L}\\\\p{N}]+[\\\\r\\\\n/]*" TAIL)
 #define CUT_SEED SPLIT(ANY_CASE WORD "|\\\\p{N}{1}| ?[^\\\\s\\\\p{L}\\\\p{N}\\\\r\\\\n]+" TAIL)
 
-#define NFC      "{\"type\":\"NFC\"}"
+#define ONE(pattern)                                        \
+    "{\"type\":\"Split\",\"pattern\":{\"Regex\":\"" pattern \
+    "\"},\"behavior\":\"Isolated\",\"invert\":false},"
+/* DeepSeek's, several after one another: of V3, and of Coder. */
+#define CUT_DEEPSEEK3                                                                               \
+    "{\"type\":\"Sequence\",\"pretokenizers\":[" ONE("\\\\p{N}{1,3}")                               \
+        ONE("[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+") ONE(                                      \
+            "[!\\\"#$%&'()*+,\\\\-./:;<=>?@\\\\[\\\\\\\\\\\\]^_`{|}~][A-Za-z]+"                     \
+            "|[^\\r\\n\\\\p{L}\\\\p{P}\\\\p{S}]?[\\\\p{L}\\\\p{M}]+| ?[\\\\p{P}\\\\p{S}]+[\\r\\n]*" \
+            "|\\\\s*[\\r\\n]+|\\\\s+(?!\\\\S)|\\\\s+") BYTES("false") "]}"
+#define CUT_CODER                                                                                                    \
+    "{\"type\":\"Sequence\",\"pretokenizers\":[" ONE("[\\r\\n]") ONE("\\\\s?\\\\p{L}+") ONE(                         \
+        "\\\\s?\\\\p{P}+")                                                                                           \
+        ONE("[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+") "{\"type\":\"Digits\",\"individual_digits\":true}," BYTES( \
+            "false") "]}"
+
+#define NFC "{\"type\":\"NFC\"}"
 
 static const struct cut {
     const char *name; /* tokenizer.ggml.pre */
@@ -94,6 +110,8 @@ static const struct cut {
     {"llama4", CUT_GPT4O, NULL, false, false},
     {"kanana2", CUT_GPT4O, NULL, false, false},
     {"seed-coder", CUT_SEED, NULL, false, false},
+    {"deepseek-v3", CUT_DEEPSEEK3, NULL, false, false},
+    {"deepseek-coder", CUT_CODER, NULL, false, false},
 };
 
 /* --- the tokenizer of a file ----------------------------------------------------------------- */

@@ -50,7 +50,8 @@ PLUS_ONE = ("gemma", "gemma3", "nemotron")
 # Folder of text/: tokenizer.ggml.model, .pre.
 VOCABULARIES = {"gpt2": ("gpt2", "gpt-2"), "qwen2": ("gpt2", "qwen2"), "smollm": ("gpt2", "smollm"),
                 "o200k": ("gpt2", "gpt-4o"), "tekken": ("gpt2", "tekken"),
-                "llama3": ("gpt2", "llama-bpe"), "llama2": ("llama", "default")}
+                "llama3": ("gpt2", "llama-bpe"), "llama2": ("llama", "default"),
+                "deepseek": ("gpt2", "deepseek-v3"), "coder": ("gpt2", "deepseek-coder")}
 
 
 # --- blocks ----------------------------------------------------------------------------------------
