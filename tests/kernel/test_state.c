@@ -57,62 +57,57 @@ static void check_states(bool is_mamba)
                                    {.n = STATES_STEP, .is_bf16 = true},
                                    {.n = 1},
                                    {.n = 1, .is_bf16 = true}};
-    {false, STATES_STEP}, {true, STATES_STEP}, {false, 1},
-    {
-        true, 1
+    struct states_error errors[2][STATES_HEADS] = {0};
+    int32_t *host_counts = malloc((STATES_TOKENS + 1) * sizeof *host_counts);
+    const int32_t *counts, *zeros;
+    float *in, *gates;
+
+    states_open(&s, is_mamba);
+    dev = s;
+    states_point(&dev, gpu_array(s.numbers, s.n_numbers * sizeof(float)),
+                 gpu_bf16(s.numbers + s.n_numbers - 128, 128));
+    dev.mamba.norm = NULL;
+    dev.delta.rows = gpu_array(NULL, STATES_STEP * k_delta_work(&s.delta.shape) * sizeof(float));
+    dev.mamba.rows = gpu_array(NULL, STATES_STEP * k_mamba_work(&s.mamba.shape) * sizeof(float));
+    for (int i = 0; i <= STATES_TOKENS; i++)
+        host_counts[i] = i;
+    counts = gpu_array(host_counts, (STATES_TOKENS + 1) * sizeof *host_counts);
+    memset(host_counts, 0, (STATES_TOKENS + 1) * sizeof *host_counts);
+    zeros = gpu_array(host_counts, STATES_STEP * sizeof *host_counts);
+    for (int i = 0; i < RUNS; i++) {
+        const int32_t start[2] = {0, runs[i].n};
+
+        runs[i].pages = gpu_array(NULL, s.n_state * sizeof(float));
+        runs[i].out = gpu_array(NULL, STATES_STEP * s.n_out * sizeof(k_bf16));
+        runs[i].starts = gpu_array(start, sizeof start);
     }
-};
-struct states_error errors[2][STATES_HEADS] = {0};
-int32_t *host_counts = malloc((STATES_TOKENS + 1) * sizeof *host_counts);
-const int32_t *counts, *zeros;
-float *in, *gates;
+    in = malloc(STATES_STEP * s.row * sizeof *in);
+    gates = malloc(STATES_STEP * 2 * STATES_HEADS * sizeof *gates);
+    for (int before = 0; before < STATES_TOKENS; before += STATES_STEP) {
+        k_bf16 *din;
+        float *dgates;
 
-states_open(&s, is_mamba);
-dev = s;
-states_point(&dev, gpu_array(s.numbers, s.n_numbers * sizeof(float)),
-             gpu_bf16(s.numbers + s.n_numbers - 128, 128));
-dev.mamba.norm = NULL;
-dev.delta.rows = gpu_array(NULL, STATES_STEP *k_delta_work(&s.delta.shape) * sizeof(float));
-dev.mamba.rows = gpu_array(NULL, STATES_STEP *k_mamba_work(&s.mamba.shape) * sizeof(float));
-for (int i = 0; i <= STATES_TOKENS; i++)
-    host_counts[i] = i;
-counts = gpu_array(host_counts, (STATES_TOKENS + 1) * sizeof *host_counts);
-memset(host_counts, 0, (STATES_TOKENS + 1) * sizeof *host_counts);
-zeros = gpu_array(host_counts, STATES_STEP * sizeof *host_counts);
-for (int i = 0; i < RUNS; i++) {
-    const int32_t start[2] = {0, runs[i].n};
-
-    runs[i].pages = gpu_array(NULL, s.n_state * sizeof(float));
-    runs[i].out = gpu_array(NULL, STATES_STEP * s.n_out * sizeof(k_bf16));
-    runs[i].starts = gpu_array(start, sizeof start);
-}
-in = malloc(STATES_STEP * s.row * sizeof *in);
-gates = malloc(STATES_STEP * 2 * STATES_HEADS * sizeof *gates);
-for (int before = 0; before < STATES_TOKENS; before += STATES_STEP) {
-    k_bf16 *din;
-    float *dgates;
-
-    states_draw(&s, in, gates);
-    din = gpu_bf16(in, STATES_STEP * s.row);
-    dgates = gpu_array(gates, STATES_STEP * 2 * STATES_HEADS * sizeof *gates);
+        states_draw(&s, in, gates);
+        din = gpu_bf16(in, STATES_STEP * s.row);
+        dgates = gpu_array(gates, STATES_STEP * 2 * STATES_HEADS * sizeof *gates);
+        for (int i = 0; i < RUNS; i++)
+            run_tokens(&dev, &runs[i], din, dgates, counts, zeros, before);
+    }
     for (int i = 0; i < RUNS; i++)
-        run_tokens(&dev, &runs[i], din, dgates, counts, zeros, before);
-}
-for (int i = 0; i < RUNS; i++)
-    runs[i].results = gpu_floats(runs[i].out, STATES_STEP *s.n_out);
-for (int form = 0; form < 2; form++)
-    states_add_results(&s, errors[form], runs[2 * form + 1].results, runs[2 * form].results);
-printf("# %s, results after %d tokens; halved in, prompts, decodes\n",
-       is_mamba ? "Mamba-2" : "Gated DeltaNet", STATES_TOKENS);
-for (int h = 0; h < STATES_HEADS; h++) {
-    double prompts = states_error_of(&errors[0][h]), decodes = states_error_of(&errors[1][h]);
+        runs[i].results = gpu_floats(runs[i].out, STATES_STEP * s.n_out);
+    for (int form = 0; form < 2; form++)
+        states_add_results(&s, errors[form], runs[2 * form + 1].results, runs[2 * form].results);
+    printf("# %s, results after %d tokens; halved in, prompts, decodes\n",
+           is_mamba ? "Mamba-2" : "Gated DeltaNet", STATES_TOKENS);
+    for (int h = 0; h < STATES_HEADS; h++) {
+        double prompts = states_error_of(&errors[0][h]), decodes = states_error_of(&errors[1][h]);
 
-    printf("# %9d %9.1e %9.1e\n", states_half_life(h), prompts, decodes);
-    ok(prompts < bounds[0] && decodes < bounds[1], "errors of head %d", h);
-}
-free(host_counts), free(in), free(gates), free(s.numbers);
-for (int i = 0; i < RUNS; i++)
-    free(runs[i].results);
+        printf("# %9d %9.1e %9.1e\n", states_half_life(h), prompts, decodes);
+        ok(prompts < bounds[0] && decodes < bounds[1], "errors of head %d", h);
+    }
+    free(host_counts), free(in), free(gates), free(s.numbers);
+    for (int i = 0; i < RUNS; i++)
+        free(runs[i].results);
 }
 
 int main(void)
