@@ -78,8 +78,9 @@ static int model_choose_types(struct model *m, const struct model_options *o)
         log_error("model: kv_cache_dtype \"%s\" is unknown; use auto or fp8", kv);
         return ERR_INVALID;
     }
-    if (!m->device->is_gpu) {
-        log_error("model: kv_cache_dtype fp8 needs the cuda device; use auto on %s",
+    if (!m->device->is_gpu && m->config.latent.kv_rank == 0) {
+        log_error("model: kv_cache_dtype fp8 needs the cuda device, but for latent attention; use "
+                  "auto on %s",
                   m->device->name);
         return ERR_UNSUPPORTED;
     }
@@ -182,13 +183,6 @@ static int model_choose_shape(struct model *m, const struct model_options *o)
 
     if (gpu && o->is_mtp && config->experts.n > 0) {
         log_error("model: %s: an MTP layer with experts drafts on the cpu device only", o->dir);
-        return ERR_UNSUPPORTED;
-    }
-    if (config->latent.kv_rank > 0 && m->kv_type != K_BF16) {
-        log_error(
-            "model: %s: latents are kept in bfloat16: kv_cache_dtype fp8 is not possible, use "
-            "auto",
-            config->arch->name);
         return ERR_UNSUPPORTED;
     }
     if (gpu && config->latent.kv_rank > 0 &&
