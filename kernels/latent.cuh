@@ -21,8 +21,8 @@ struct latent_two {
     int low, high;
 };
 
-static __device__ inline latent_two latent_turned(const k_bf16 *from, const latent_args &a,
-                                                   int pos, int i)
+static __device__ inline latent_two latent_turned(const k_bf16 *from, const latent_args &a, int pos,
+                                                  int i)
 {
     int half = a.l.shape.rope_dim / 2;
     latent_two p = {};
