@@ -65,7 +65,7 @@ static __device__ inline size_t delta_at(const delta_args &a, int seq, const del
     return (size_t)id * a.state.page_elems + place.at;
 }
 
-/* Begin to fetch the four columns of a lane in row `row`, which is at `place`. Where the form of
+/* Begin to fetch the four columns of a lane in row `row`, which is at `place`. Where the type of
  * states is known, matrices lie in whole groups of four elements that no page divides. */
 template <state_type type>
 static __device__ inline void delta_fetch_four(const delta_args &a, float *to, int seq, int head,

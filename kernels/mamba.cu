@@ -146,9 +146,9 @@ template <int fours> struct mamba_rows_held {
     float4 x[ONE_ROWS][fours];
 };
 
-/* Where the form of states is known, rows lie in whole groups of four elements that no page divides.
- * Where the lane's first four elements of ONE_ROWS such rows are among all pages' elements: `left`
- * elements are in the first page's part, the others in the second's. */
+/* Where the lane's first four elements of ONE_ROWS whole rows are among all pages' elements: `left`
+ * elements are in the first page's part, the others in the second's. Where a kernel knows the type
+ * of states, rows lie in whole groups of four elements that no page divides. */
 struct mamba_place {
     int64_t first, second;
     int left;

@@ -294,8 +294,8 @@ static void gguf_config_put_scaling(struct reading *r, const char *type)
         if (gguf_config_number(r, numbers[i].key, &number))
             gguf_config_put_number(r, numbers[i].field, number);
     }
-    /* A tenth of mscale_all_dim. The file does not have mscale, which is equal to it in these models:
-     * then cosines are multiplied by nothing, and scores by what the two say. Single precision. */
+    /* A tenth of mscale_all_dim, in single precision. The file does not have mscale, which is equal
+     * to it in these models: so cosines are not multiplied, and scores by what the two say. */
     if (r->family->is_latent && by != 0.0) {
         by = round(by * 1e7) / 1e6;
         gguf_config_put_number(r, "mscale", by);
@@ -345,8 +345,8 @@ static void gguf_config_put_rope(struct reading *r)
 
 /* --- latent attention and its experts ------------------------------------------------------- */
 
-/* Lengths of heads. Where keys and values of a head are made of latents by tensors of their own, the
- * plain settings are those of a latent, and these have _mla. */
+/* Lengths of heads. Where keys and values of heads are made by tensors of their own, the plain
+ * settings are those of a latent, and these have _mla. */
 static void gguf_config_put_latent_heads(struct reading *r)
 {
     double rope = gguf_config_number_or(r, "rope.dimension_count", 0.0);

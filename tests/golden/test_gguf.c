@@ -267,7 +267,7 @@ static void write_model(const struct kind *kind, const struct kind *of_v, const 
     finish(&twin, twin_path);
 }
 
-/* --- latents and experts ------------------------------------------------------------------------ */
+/* --- latents and experts ---------------------------------------------------------------------- */
 
 enum { EXPERTS = 4, RANK = 64, NOPE = 32, ROPE = 16, VALUE = 32 };
 
