@@ -57,16 +57,17 @@ static __device__ inline void delta_next_place(const delta_args &a, delta_place 
     }
 }
 
-static __device__ inline float *delta_at(const delta_args &a, int seq, const delta_place &place)
+/* The same place among all pages' elements. */
+static __device__ inline size_t delta_at(const delta_args &a, int seq, const delta_place &place)
 {
     int32_t id = a.t.page_ids[(size_t)seq * a.t.pages_max + place.page];
 
-    return a.state.pages + (size_t)id * a.state.page_elems + place.at;
+    return (size_t)id * a.state.page_elems + place.at;
 }
 
-/* Begin to fetch the four columns of a lane in row `row`, which is at `place`. Whole matrices lie
- * in groups of four elements that no page divides. */
-template <bool whole>
+/* Begin to fetch the four columns of a lane in row `row`, which is at `place`. Where the type of
+ * states is known, matrices lie in whole groups of four elements that no page divides. */
+template <state_type type>
 static __device__ inline void delta_fetch_four(const delta_args &a, float *to, int seq, int head,
                                                int row, const delta_place &place)
 {
@@ -74,20 +75,21 @@ static __device__ inline void delta_fetch_four(const delta_args &a, float *to, i
     size_t at = (size_t)head * k_delta_matrix(&s) + (size_t)row * s.v_dim;
     int column = threadIdx.x % 32 * 4;
 
-    if constexpr (whole) {
+    if constexpr (type == STATE_FLOAT) {
         uint32_t shared = (uint32_t)__cvta_generic_to_shared(to);
 
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared),
-                     "l"(delta_at(a, seq, place))
+                     "l"((const float *)a.state.pages + delta_at(a, seq, place))
                      : "memory");
     } else {
         for (int i = 0; i < 4; i++)
-            to[i] =
-                row < s.k_dim && column + i < s.v_dim ? *delta_elem(a, seq, at + column + i) : 0.0f;
+            to[i] = row < s.k_dim && column + i < s.v_dim
+                        ? state_read(a.state, a.t, seq, at + column + i)
+                        : 0.0f;
     }
 }
 
-template <bool whole>
+template <state_type type>
 static __device__ inline void delta_store_four(const delta_args &a, int seq, int head, int row,
                                                const delta_place &place, float4 x)
 {
@@ -95,20 +97,24 @@ static __device__ inline void delta_store_four(const delta_args &a, int seq, int
     size_t at = (size_t)head * k_delta_matrix(&s) + (size_t)row * s.v_dim;
     int column = threadIdx.x % 32 * 4;
 
-    if constexpr (whole) {
-        *(float4 *)delta_at(a, seq, place) = x;
+    if constexpr (type == STATE_FLOAT) {
+        *(float4 *)((float *)a.state.pages + delta_at(a, seq, place)) = x;
+    } else if constexpr (type == STATE_BF16) {
+        *(uint2 *)((k_bf16 *)a.state.pages + delta_at(a, seq, place)) =
+            state_round_four(x, (uint32_t)(a.state.at + at + column), a.t.kv_len[seq]);
     } else {
         const float each[4] = {x.x, x.y, x.z, x.w};
 
         for (int i = 0; i < 4; i++) {
             if (row < s.k_dim && column + i < s.v_dim)
-                *delta_elem(a, seq, at + column + i) = each[i];
+                state_write(a.state, a.t, seq, at + column + i, each[i]);
         }
     }
 }
 
 /* q, k and v of the block's head, one channel per thread, and the token's inputs into the state.
  * The first value head of a key head stores those of q and k. */
+template <state_type type>
 static __device__ inline void delta_one_convolve(const delta_args &a, delta_one &shared, int seq,
                                                  int token, int pos, int head)
 {
@@ -122,10 +128,10 @@ static __device__ inline void delta_one_convolve(const delta_args &a, delta_one 
         return;
     h = part < 2 ? delta_key_head(a, head / turn, part == 1) : delta_value_head(a, head);
     if (i < h.dim) {
-        x = delta_convolve(a, h, i, seq, token, token, pos);
+        x = delta_convolve<type>(a, h, i, seq, token, token, pos);
         if (part == 2 || head % turn == 0)
-            *delta_kept(a, seq, pos, h.channel + i) =
-                load_bf16(delta_row(a, token) + h.channel + i);
+            state_write<type>(a.state, a.t, seq, delta_kept(a, pos, h.channel + i),
+                              load_bf16(delta_row(a, token) + h.channel + i));
     }
     (part == 0 ? shared.q : part == 1 ? shared.k : shared.v)[i] = x;
     squares = x * x;
@@ -183,20 +189,39 @@ static __device__ inline void delta_fma(float4 &to, float by, const float4 &x)
     to.x += by * x.x, to.y += by * x.y, to.z += by * x.z, to.w += by * x.w;
 }
 
+/* The thread's rows of a whole matrix of bfloat16, all of them in flight before the first is
+ * widened. */
+static __device__ inline void delta_fetch_bf16(const delta_args &a, float *own, int seq, int head)
+{
+    delta_place place = delta_first_place(a, head);
+    uint2 x[ONE_ROWS];
+
+#pragma unroll
+    for (int i = 0; i < ONE_ROWS; i++, delta_next_place(a, place))
+        x[i] = *(const uint2 *)((const k_bf16 *)a.state.pages + delta_at(a, seq, place));
+#pragma unroll
+    for (int i = 0; i < ONE_ROWS; i++)
+        *(float4 *)(own + i * DELTA_DIM) = state_widen_four(x[i]);
+}
+
 /* The thread's rows of the matrix, into shared memory. */
-template <bool whole>
+template <state_type type>
 static __device__ inline void delta_fetch_matrix(const delta_args &a, float *own, int seq, int head,
                                                  bool is_new)
 {
     delta_place place = delta_first_place(a, head);
 
+    if (type == STATE_BF16 && !is_new) {
+        delta_fetch_bf16(a, own, seq, head);
+        return;
+    }
     for (int i = 0; i < ONE_ROWS; i++, delta_next_place(a, place)) {
         float *to = own + i * DELTA_DIM;
 
         if (is_new)
             *(float4 *)to = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         else
-            delta_fetch_four<whole>(a, to, seq, head, threadIdx.x / 32 * ONE_ROWS + i, place);
+            delta_fetch_four<type>(a, to, seq, head, threadIdx.x / 32 * ONE_ROWS + i, place);
     }
 }
 
@@ -210,7 +235,7 @@ static __device__ inline float4 delta_read_rows(const float *own, const float *k
     return sum;
 }
 
-template <bool whole>
+template <state_type type>
 static __global__ void __launch_bounds__(ONE_THREADS, 3) delta_one_kernel(const delta_args a)
 {
     extern __shared__ __align__(16) float delta_memory[];
@@ -225,8 +250,8 @@ static __global__ void __launch_bounds__(ONE_THREADS, 3) delta_one_kernel(const 
 
     if (len == 0 || delta_is_chunk(a, seq))
         return;
-    delta_fetch_matrix<whole>(a, own, seq, head, len == 1);
-    delta_one_convolve(a, shared, seq, token, len - 1, head);
+    delta_fetch_matrix<type>(a, own, seq, head, len == 1);
+    delta_one_convolve<type>(a, shared, seq, token, len - 1, head);
     keep = __expf(delta_log_keep(a, gate, head));
     beta = delta_sigmoid(gate[head]);
     asm volatile("cp.async.wait_all;" ::: "memory");
@@ -246,7 +271,7 @@ static __global__ void __launch_bounds__(ONE_THREADS, 3) delta_one_kernel(const 
 
         m.x *= keep, m.y *= keep, m.z *= keep, m.w *= keep;
         delta_fma(m, shared.k[first + i], u);
-        delta_store_four<whole>(a, seq, head, first + i, place, m);
+        delta_store_four<type>(a, seq, head, first + i, place, m);
         delta_fma(sum, shared.q[first + i] * q_scale, m);
     }
     *(float4 *)&shared.parts[warp][4 * lane] = sum;
@@ -275,7 +300,8 @@ static __global__ void __launch_bounds__(32 * CONV_WARPS) delta_convolve_kernel(
     for (int j = 0; j < 4; j++) {
         int i = lane + 32 * j;
 
-        x[j] = i < h.dim ? delta_convolve(a, h, i, seq, token, begin, a.t.pos[token]) : 0.0f;
+        x[j] = i < h.dim ? delta_convolve<STATE_EITHER>(a, h, i, seq, token, begin, a.t.pos[token])
+                         : 0.0f;
         squares += x[j] * x[j];
     }
     if (!is_value) {
@@ -329,21 +355,23 @@ static __global__ void __launch_bounds__(32 * CONV_WARPS) delta_finish_kernel(co
 
 /* --- launchers -------------------------------------------------------------------------- */
 
-template <bool whole> static int delta_launch_one(const delta_args &args, k_stream stream)
+template <state_type type> static int delta_launch_one(const delta_args &args, k_stream stream)
 {
     static_assert(3 * (sizeof(delta_one) + 1024) <= 228 * 1024, "three blocks of a multiprocessor");
-    if (cudaFuncSetAttribute(delta_one_kernel<whole>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+    if (cudaFuncSetAttribute(delta_one_kernel<type>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              (int)sizeof(delta_one)) != cudaSuccess)
         return -1;
-    return K_LAUNCH(delta_one_kernel<whole>, dim3(args.d.shape.n_v_heads, args.t.n_seqs),
+    return K_LAUNCH(delta_one_kernel<type>, dim3(args.d.shape.n_v_heads, args.t.n_seqs),
                     ONE_THREADS, sizeof(delta_one), stream, args);
 }
 
 static int delta_run_one(const delta_args &args, bool whole, k_stream stream)
 {
-    if (whole)
-        return delta_launch_one<true>(args, stream);
-    return delta_launch_one<false>(args, stream);
+    if (!whole)
+        return delta_launch_one<STATE_EITHER>(args, stream);
+    if (args.state.is_bf16)
+        return delta_launch_one<STATE_BF16>(args, stream);
+    return delta_launch_one<STATE_FLOAT>(args, stream);
 }
 
 /* Every sequence of a step has a token, so as many tokens as sequences are one for each. */

@@ -5,6 +5,7 @@
 #define QUIRE_KERNELS_DELTA_CUH
 
 #include "kernels/common.cuh"
+#include "kernels/state.cuh"
 #include "kernels/tf32.cuh"
 
 #define DELTA_DIM  K_DELTA_DIM_MAX
@@ -44,24 +45,13 @@ static __device__ inline bool delta_is_chunk(const delta_args &a, int seq)
 
 /* --- addresses ------------------------------------------------------------------------------ */
 
-/* Element i of a sequence's state. States of a sequence have less than 2^32 elements. */
-static __device__ inline float *delta_elem(const delta_args &a, int seq, size_t i)
-{
-    uint32_t at = (uint32_t)(a.state.at + i), page_elems = (uint32_t)a.state.page_elems;
-    uint32_t page = at / page_elems;
-    int32_t id = a.t.page_ids[(size_t)seq * a.t.pages_max + page];
-
-    return a.state.pages + (size_t)id * page_elems + (at - page * page_elems);
-}
-
-/* A channel's input at position pos, in the state. */
-static __device__ inline float *delta_kept(const delta_args &a, int seq, int pos, int channel)
+/* The element of the state that is a channel's input at position pos. */
+static __device__ inline size_t delta_kept(const delta_args &a, int pos, int channel)
 {
     const struct k_delta_shape &s = a.d.shape;
     size_t row = pos % s.n_taps;
 
-    return delta_elem(a, seq,
-                      s.n_v_heads * k_delta_matrix(&s) + row * k_delta_channels(&s) + channel);
+    return s.n_v_heads * k_delta_matrix(&s) + row * k_delta_channels(&s) + channel;
 }
 
 /* A token's row of inputs. */
@@ -113,6 +103,7 @@ static __device__ inline delta_head delta_value_head(const delta_args &a, int he
 
 /* Channel i of a head at a token, whose sequence begins at token `begin` of the step. All taps are
  * fetched at once. */
+template <state_type type>
 static __device__ inline float delta_convolve(const delta_args &a, const delta_head &h, int i,
                                               int seq, int token, int begin, int pos)
 {
@@ -128,7 +119,7 @@ static __device__ inline float delta_convolve(const delta_args &a, const delta_h
         if (token - back >= begin)
             x[back] = load_bf16(delta_row(a, token - back) + h.channel + i);
         else
-            x[back] = *delta_kept(a, seq, pos - back, h.channel + i);
+            x[back] = state_read<type>(a.state, a.t, seq, delta_kept(a, pos - back, h.channel + i));
     }
     for (int back = K_CONV_TAPS_MAX - 1; back >= 0; back--)
         sum += by[back] * x[back];

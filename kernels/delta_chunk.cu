@@ -365,17 +365,19 @@ static __device__ inline void delta_show_matrix(delta_chunks &c, const tf32_sums
             tf32_round(m[i / 16][i / 4 % 4].x[i % 4]);
 }
 
-/* Where sum i of the warp's part of the matrix is in the state; NULL beyond its edges. */
-static __device__ inline float *delta_matrix_elem(const delta_args &a, const delta_part &part,
+#define DELTA_NONE SIZE_MAX
+
+/* The element of the state that is sum i of the warp's part of the matrix; DELTA_NONE beyond its
+ * edges. */
+static __device__ inline size_t delta_matrix_elem(const delta_args &a, const delta_part &part,
                                                   int i)
 {
     const struct k_delta_shape &s = a.d.shape;
     int row = delta_matrix_row(i / 16, i % 4), column = delta_matrix_column(i / 4 % 4, i % 4);
 
     if (row >= s.k_dim || column >= part.n_columns)
-        return NULL;
-    return delta_elem(
-        a, part.seq, part.head * k_delta_matrix(&s) + (size_t)row * s.v_dim + part.column + column);
+        return DELTA_NONE;
+    return part.head * k_delta_matrix(&s) + (size_t)row * s.v_dim + part.column + column;
 }
 
 /* One chunk, whose rows are there, from token `first` on. */
@@ -431,8 +433,8 @@ static __device__ inline void delta_keep_inputs(const delta_args &a, const delta
         if (i >= 0)
             channel =
                 part.head / turn * s.k_dim + i % s.k_dim + (i < s.k_dim ? 0 : k_delta_keys(&s));
-        *delta_kept(a, part.seq, first_pos + token, channel) =
-            load_bf16(delta_row(a, token) + channel);
+        state_write(a.state, a.t, part.seq, delta_kept(a, first_pos + token, channel),
+                    load_bf16(delta_row(a, token) + channel));
     }
 }
 
@@ -452,10 +454,10 @@ static __global__ void __launch_bounds__(THREADS, 2) delta_chunk_kernel(const de
     is_old = a.t.kv_len[part.seq] > part.end - part.begin;
     delta_fetch_chunk(a, part, c.stages[0], part.begin);
     for (int i = 0; i < 32 && is_old; i++) {
-        const float *elem = delta_matrix_elem(a, part, i);
+        size_t elem = delta_matrix_elem(a, part, i);
 
-        if (elem != NULL)
-            m[i / 16][i / 4 % 4].x[i % 4] = *elem;
+        if (elem != DELTA_NONE)
+            m[i / 16][i / 4 % 4].x[i % 4] = state_read(a.state, a.t, part.seq, elem);
     }
     delta_show_matrix(c, m);
     for (int first = part.begin, turn = 0; first < part.end; first += CHUNK, turn ^= 1) {
@@ -466,10 +468,10 @@ static __global__ void __launch_bounds__(THREADS, 2) delta_chunk_kernel(const de
         delta_run_chunk(a, part, c, c.stages[turn], m, first);
     }
     for (int i = 0; i < 32; i++) {
-        float *elem = delta_matrix_elem(a, part, i);
+        size_t elem = delta_matrix_elem(a, part, i);
 
-        if (elem != NULL)
-            *elem = m[i / 16][i / 4 % 4].x[i % 4];
+        if (elem != DELTA_NONE)
+            state_write(a.state, a.t, part.seq, elem, m[i / 16][i / 4 % 4].x[i % 4]);
     }
     delta_keep_inputs(a, part);
 }

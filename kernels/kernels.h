@@ -706,13 +706,14 @@ int k_attn(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv, const struct k
 
 /* --- states ----------------------------------------------------------------------------- */
 
-/* The states of one layer in the pages: float32, element i of a sequence's state is at (at + i) %
- * page_elems of page (at + i) / page_elems of its table. */
+/* The states of one layer in the pages: element i of a sequence's state is at (at + i) % page_elems
+ * of page (at + i) / page_elems of its table. */
 struct k_state {
-    float *pages;
-    size_t page_elems; /* floats per page */
-    size_t at;         /* floats of the sequence's pages before this layer's */
+    void *pages;       /* float32, or bfloat16: then rounded after the step (kernels/state.h) */
+    size_t page_elems; /* elements per page */
+    size_t at;         /* elements of the sequence's pages before this layer's */
     int group;         /* cache group of the layer, whose page table it uses: for k_tokens_of() */
+    bool is_bf16;      /* not of the mixer for tests, nor of short convolutions */
 };
 
 /* A recurrent mixer for tests, elementwise in float32:
@@ -723,8 +724,7 @@ struct k_state {
  * It is read before the first token of the step, unless that has position 0 (then it is 0), and
  * written after the last. Sequences of kv_len 0 are left as they are. The reference does channels
  * first .. last - 1 of one sequence. The launcher's in is bfloat16; its out is bfloat16 too or,
- * with is_half, in the layout of K_HALF_AT; a thread has a channel of a sequence, so the bits
- * depend neither on chunks nor on other sequences. */
+ * with is_half, in that of K_HALF_AT. Bits depend neither on chunks nor on other sequences. */
 void ref_recurrent(float *out, const float *in, const struct k_state *state,
                    const struct k_tokens *t, int width, int seq, int first, int last);
 int k_recurrent(void *out, bool is_half, const k_bf16 *in, const struct k_state *state,

@@ -14,6 +14,16 @@
 #define THREADS 256
 #define TOKENS  16 /* of a block */
 
+/* Store an element of a row in the pages. */
+static __device__ inline void latent_keep(const latent_args &a, size_t at, float x)
+{
+    if (a.kv.type == K_BF16)
+        store_bf16((k_bf16 *)a.kv.pages + at, x);
+    else
+        ((k_e4m3 *)a.kv.pages)[at] =
+            __nv_cvt_float_to_fp8(__fdiv_rn(x, a.kv.k_scale), __NV_SATFINITE, __NV_E4M3);
+}
+
 static __global__ void __launch_bounds__(THREADS) latent_keys_kernel(const latent_args a)
 {
     extern __shared__ __align__(16) char shared[];
@@ -21,11 +31,11 @@ static __global__ void __launch_bounds__(THREADS) latent_keys_kernel(const laten
     int rank = a.l.shape.kv_rank, width = k_latent_row(&a.l.shape);
     const k_bf16 *from = a.in + (size_t)token * width;
     float square = 0.0f, inverse;
-    k_bf16 *row;
+    size_t row;
 
     if (a.t.kv_len[seq] == 0)
         return;
-    row = key_row(a.kv, a.t.page_ids + (size_t)seq * a.t.pages_max, pos, 0);
+    row = key_elem(a.kv, a.t.page_ids + (size_t)seq * a.t.pages_max, pos, 0);
     for (int j = threadIdx.x; j < rank; j += THREADS) {
         float x = load_bf16(from + j);
 
@@ -33,10 +43,14 @@ static __global__ void __launch_bounds__(THREADS) latent_keys_kernel(const laten
     }
     inverse = head_inverse(block_sum(square, (float *)shared), 1.0f / rank, a.l.eps);
     for (int j = threadIdx.x; j < rank; j += THREADS)
-        store_bf16(row + j,
-                   normed(load_bf16(from + j), inverse, load_bf16((const k_bf16 *)a.l.norm + j)));
-    if ((int)threadIdx.x < a.l.shape.rope_dim / 2)
-        latent_turn(row + rank, from + rank, a, pos, threadIdx.x);
+        latent_keep(a, row + j,
+                    normed(load_bf16(from + j), inverse, load_bf16((const k_bf16 *)a.l.norm + j)));
+    if ((int)threadIdx.x < a.l.shape.rope_dim / 2) {
+        latent_two p = latent_turned(from + rank, a, pos, threadIdx.x);
+
+        latent_keep(a, row + rank + p.low, p.x);
+        latent_keep(a, row + rank + p.high, p.y);
+    }
 }
 
 /* A head's matrix, from row `first` on. */
@@ -146,7 +160,7 @@ int k_latent_keys(const k_bf16 *in, const struct k_latent *l, const struct k_kv 
 {
     const latent_args args = {NULL, in, *l, *kv, *t};
 
-    if (kv->type != K_BF16)
+    if (kv->type != K_BF16 && kv->type != K_E4M3)
         return -1;
     return K_LAUNCH(latent_keys_kernel, t->n_tokens, THREADS, 33 * sizeof(float), stream, args);
 }

@@ -15,17 +15,36 @@ struct latent_args {
     struct k_tokens t;
 };
 
-/* The pair i of rope_dim elements, turned. */
+/* The pair i of rope_dim elements, turned, and the places of its two elements. */
+struct latent_two {
+    float x, y;
+    int low, high;
+};
+
+static __device__ inline latent_two latent_turned(const k_bf16 *from, const latent_args &a, int pos,
+                                                  int i)
+{
+    int half = a.l.shape.rope_dim / 2;
+    latent_two p = {};
+    float2 turn = ((const float2 *)a.l.turns)[(size_t)pos * half + i];
+    float x, y;
+
+    p.low = a.l.interleaved ? 2 * i : i;
+    p.high = a.l.interleaved ? 2 * i + 1 : i + half;
+    x = load_bf16(from + p.low);
+    y = load_bf16(from + p.high);
+    p.x = turn_lower(x, y, turn);
+    p.y = turn_upper(y, x, turn);
+    return p;
+}
+
 static __device__ inline void latent_turn(k_bf16 *to, const k_bf16 *from, const latent_args &a,
                                           int pos, int i)
 {
-    int half = a.l.shape.rope_dim / 2;
-    int low = a.l.interleaved ? 2 * i : i, high = a.l.interleaved ? 2 * i + 1 : i + half;
-    float2 turn = ((const float2 *)a.l.turns)[(size_t)pos * half + i];
-    float x = load_bf16(from + low), y = load_bf16(from + high);
+    latent_two p = latent_turned(from, a, pos, i);
 
-    store_bf16(to + low, turn_lower(x, y, turn));
-    store_bf16(to + high, turn_upper(y, x, turn));
+    store_bf16(to + p.low, p.x);
+    store_bf16(to + p.high, p.y);
 }
 
 /* Are the sizes those of whole tiles? Then the products are computed on tensor cores, by the

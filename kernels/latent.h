@@ -63,7 +63,7 @@ void ref_latent_rotate(float *out, const float *x, const float *turns, int rope_
 
 /* Write the rows of a step's tokens to their pages, from in [n_tokens][kv_rank + rope_dim]: c, k.
  * Tokens of sequences of kv_len 0 are skipped. The reference does tokens first .. last - 1. The
- * launcher takes pages of bf16. */
+ * launcher takes pages of bf16, or of e4m3 with the scale k_scale, which is v_scale too. */
 void ref_latent_keys(const float *in, const struct k_latent *l, const struct k_kv *kv,
                      const struct k_tokens *t, int first, int last);
 int k_latent_keys(const k_bf16 *in, const struct k_latent *l, const struct k_kv *kv,

@@ -67,7 +67,7 @@ static __device__ inline void mamba_fetch_inputs(const mamba_args &a, const mamb
         if (token - back >= begin)
             x[back] = load_bf16(mamba_inputs(a, token - back) + c.channel);
         else
-            x[back] = *mamba_kept(a, seq, pos - back, c.channel);
+            x[back] = state_read(a.state, a.t, seq, mamba_kept(a, pos - back, c.channel));
     }
 }
 
@@ -105,7 +105,7 @@ static __device__ inline void mamba_convolve_tokens(const mamba_args &a, int cha
         y = mamba_convolve(c, x);
         mamba_rows(a, token)[channel] = is_x || !mamba_is_chunk(a, seq) ? y : tf32_round(y);
         if (!mamba_is_chunk(a, seq))
-            *mamba_kept(a, seq, pos, channel) = x[0];
+            state_write(a.state, a.t, seq, mamba_kept(a, pos, channel), x[0]);
 #pragma unroll
         for (int back = K_CONV_TAPS_MAX - 1; back > 0; back--)
             x[back] = x[back - 1];
@@ -146,10 +146,11 @@ template <int fours> struct mamba_rows_held {
     float4 x[ONE_ROWS][fours];
 };
 
-/* Where the lane's first four elements of ONE_ROWS whole rows are, which lie in groups of four that
- * no page divides: `left` elements are in the first page's part, the others in the second's. */
+/* Where the lane's first four elements of ONE_ROWS whole rows are among all pages' elements: `left`
+ * elements are in the first page's part, the others in the second's. Where a kernel knows the type
+ * of states, rows lie in whole groups of four elements that no page divides. */
 struct mamba_place {
-    float *first, *second;
+    int64_t first, second;
     int left;
 };
 
@@ -164,46 +165,55 @@ static __device__ inline mamba_place mamba_place_of(const mamba_args &a, int seq
     mamba_place p = {};
 
     p.left = (int)(page_elems - from) - column;
-    p.first = a.state.pages + (size_t)ids[page] * page_elems + from + column;
+    p.first = (int64_t)ids[page] * page_elems + from + column;
     if (p.left < ONE_ROWS * s.n_state)
-        p.second = a.state.pages + (size_t)ids[min((int)page + 1, a.t.pages_max - 1)] * page_elems -
-                   p.left;
+        p.second = (int64_t)ids[min((int)page + 1, a.t.pages_max - 1)] * page_elems - p.left;
     return p;
 }
 
 /* The lane's four elements of row i, of the head's row `row`, from column 128 * j on; elements
  * beyond the row are 0. */
-template <bool whole>
+template <state_type type>
 static __device__ inline float4 mamba_fetch_four(const mamba_args &a, const mamba_place &p, int seq,
                                                  int head, int row, int i, int j)
 {
     const struct k_mamba_shape &s = a.m.shape;
 
-    if constexpr (whole) {
+    if constexpr (type != STATE_EITHER) {
         int at = i * s.n_state + 128 * j;
+        int64_t place = (at < p.left ? p.first : p.second) + at;
 
-        return __ldcs((const float4 *)((at < p.left ? p.first : p.second) + at));
+        if (type == STATE_BF16)
+            return state_widen_four(__ldcs((const uint2 *)((const k_bf16 *)a.state.pages + place)));
+        return __ldcs((const float4 *)((const float *)a.state.pages + place));
     } else {
         int column = 128 * j + 4 * ((int)threadIdx.x % 32);
         size_t at = head * k_mamba_matrix(&s) + (size_t)(row + i) * s.n_state + column;
         float x[4];
 
         for (int e = 0; e < 4; e++)
-            x[e] = column + e < s.n_state ? *mamba_elem(a, seq, at + e) : 0.0f;
+            x[e] = column + e < s.n_state ? state_read(a.state, a.t, seq, at + e) : 0.0f;
         return make_float4(x[0], x[1], x[2], x[3]);
     }
 }
 
-template <bool whole>
+template <state_type type>
 static __device__ inline void mamba_store_four(const mamba_args &a, const mamba_place &p, int seq,
                                                int head, int row, int i, int j, float4 x)
 {
     const struct k_mamba_shape &s = a.m.shape;
 
-    if constexpr (whole) {
+    if constexpr (type != STATE_EITHER) {
         int at = i * s.n_state + 128 * j;
+        int64_t place = (at < p.left ? p.first : p.second) + at;
+        size_t elem = head * k_mamba_matrix(&s) + (size_t)row * s.n_state + at;
 
-        __stcs((float4 *)((at < p.left ? p.first : p.second) + at), x);
+        if (type == STATE_BF16)
+            __stcs((uint2 *)((k_bf16 *)a.state.pages + place),
+                   state_round_four(x, (uint32_t)(a.state.at + elem + 4 * (threadIdx.x % 32)),
+                                    a.t.kv_len[seq]));
+        else
+            __stcs((float4 *)((float *)a.state.pages + place), x);
     } else {
         int column = 128 * j + 4 * ((int)threadIdx.x % 32);
         size_t at = head * k_mamba_matrix(&s) + (size_t)(row + i) * s.n_state + column;
@@ -211,13 +221,13 @@ static __device__ inline void mamba_store_four(const mamba_args &a, const mamba_
 
         for (int e = 0; e < 4; e++) {
             if (column + e < s.n_state)
-                *mamba_elem(a, seq, at + e) = each[e];
+                state_write(a.state, a.t, seq, at + e, each[e]);
         }
     }
 }
 
 /* Rows first .. first + ONE_ROWS - 1 of the head's matrix; zeros where it begins. */
-template <bool whole, int fours>
+template <state_type type, int fours>
 static __device__ inline void mamba_fetch_rows(const mamba_args &a, mamba_rows_held<fours> &held,
                                                const mamba_place &p, int seq, int head, int first)
 {
@@ -229,7 +239,7 @@ static __device__ inline void mamba_fetch_rows(const mamba_args &a, mamba_rows_h
         for (int j = 0; j < fours; j++) {
             held.x[i][j] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
             if (!is_new && first + i < a.m.shape.head_dim)
-                held.x[i][j] = mamba_fetch_four<whole>(a, p, seq, head, first, i, j);
+                held.x[i][j] = mamba_fetch_four<type>(a, p, seq, head, first, i, j);
         }
     }
 }
@@ -257,7 +267,7 @@ static __device__ inline void mamba_one_convolve(const mamba_args &a, mamba_one 
         x[0] = load_bf16(mamba_inputs(a, token) + channel);
         (is_x ? shared.x : is_b ? shared.b : shared.c)[i] = mamba_convolve(c, x);
         if (is_x || is_first)
-            *mamba_kept(a, seq, pos, channel) = x[0];
+            state_write(a.state, a.t, seq, mamba_kept(a, pos, channel), x[0]);
     }
 }
 
@@ -307,7 +317,7 @@ static __device__ inline int mamba_one_row()
 }
 
 /* The rows forget, take x and are read and stored. */
-template <bool whole, int fours>
+template <state_type type, int fours>
 static __device__ inline void mamba_run_rows(const mamba_args &a, const mamba_one &shared,
                                              mamba_rows_held<fours> &held, const mamba_place &p,
                                              int seq, int head, int first, float2 step)
@@ -330,7 +340,7 @@ static __device__ inline void mamba_run_rows(const mamba_args &a, const mamba_on
             m.z = keep * m.z + x * b.z, m.w = keep * m.w + x * b.w;
             sums[i] += m.x * c.x + m.y * c.y + (m.z * c.z + m.w * c.w);
             if (first + i < s.head_dim)
-                mamba_store_four<whole>(a, p, seq, head, first, i, j, m);
+                mamba_store_four<type>(a, p, seq, head, first, i, j, m);
         }
     }
     y = mamba_one_add(sums);
@@ -339,7 +349,7 @@ static __device__ inline void mamba_run_rows(const mamba_args &a, const mamba_on
 }
 
 /* convolves: the block does it, because a launch costs more where sequences are few. */
-template <bool whole, int fours, bool convolves>
+template <state_type type, int fours, bool convolves>
 static __global__ void __launch_bounds__(ONE_THREADS, fours == 1 ? 3 : 2)
     mamba_one_kernel(const mamba_args a)
 {
@@ -352,9 +362,9 @@ static __global__ void __launch_bounds__(ONE_THREADS, fours == 1 ? 3 : 2)
 
     if (a.t.kv_len[seq] == 0 || mamba_is_chunk(a, seq))
         return;
-    if (whole && first < a.m.shape.head_dim)
+    if (type != STATE_EITHER && first < a.m.shape.head_dim)
         p = mamba_place_of(a, seq, head, first);
-    mamba_fetch_rows<whole>(a, held, p, seq, head, first);
+    mamba_fetch_rows<type>(a, held, p, seq, head, first);
     if constexpr (convolves) {
         for (int i = a.m.shape.n_state + threadIdx.x; i < 128 * fours; i += ONE_THREADS)
             shared.b[i] = shared.c[i] = 0.0f;
@@ -367,13 +377,13 @@ static __global__ void __launch_bounds__(ONE_THREADS, fours == 1 ? 3 : 2)
     }
     __syncthreads();
     while (first < a.m.shape.head_dim) {
-        mamba_run_rows<whole>(a, shared, held, p, seq, head, first, step);
+        mamba_run_rows<type>(a, shared, held, p, seq, head, first, step);
         first += ONE_WARPS * ONE_ROWS;
         if (first >= a.m.shape.head_dim)
             return;
-        if (whole)
+        if (type != STATE_EITHER)
             p = mamba_place_of(a, seq, head, first);
-        mamba_fetch_rows<whole>(a, held, p, seq, head, first);
+        mamba_fetch_rows<type>(a, held, p, seq, head, first);
     }
 }
 
@@ -465,10 +475,14 @@ static int mamba_launch_form(const mamba_args &a, bool whole, k_stream stream)
 {
     dim3 grid(a.m.shape.n_heads, a.t.n_seqs);
 
-    if (whole)
-        return K_LAUNCH((mamba_one_kernel<true, fours, convolves>), grid, ONE_THREADS, 0, stream,
-                        a);
-    return K_LAUNCH((mamba_one_kernel<false, fours, convolves>), grid, ONE_THREADS, 0, stream, a);
+    if (!whole)
+        return K_LAUNCH((mamba_one_kernel<STATE_EITHER, fours, convolves>), grid, ONE_THREADS, 0,
+                        stream, a);
+    if (a.state.is_bf16)
+        return K_LAUNCH((mamba_one_kernel<STATE_BF16, fours, convolves>), grid, ONE_THREADS, 0,
+                        stream, a);
+    return K_LAUNCH((mamba_one_kernel<STATE_FLOAT, fours, convolves>), grid, ONE_THREADS, 0, stream,
+                    a);
 }
 
 template <bool convolves> static int mamba_launch_one(const mamba_args &a, k_stream stream)

@@ -6,6 +6,7 @@
 
 #include "kernels/common.cuh"
 #include "kernels/mamba.h"
+#include "kernels/state.cuh"
 #include "kernels/tf32.cuh"
 
 struct mamba_args {
@@ -29,24 +30,13 @@ static __device__ inline bool mamba_is_chunk(const mamba_args &a, int seq)
 
 /* --- addresses ------------------------------------------------------------------------------ */
 
-/* Element i of a sequence's state. States of a sequence have less than 2^32 elements. */
-static __device__ inline float *mamba_elem(const mamba_args &a, int seq, size_t i)
-{
-    uint32_t at = (uint32_t)(a.state.at + i), page_elems = (uint32_t)a.state.page_elems;
-    uint32_t page = at / page_elems;
-    int32_t id = a.t.page_ids[(size_t)seq * a.t.pages_max + page];
-
-    return a.state.pages + (size_t)id * page_elems + (at - page * page_elems);
-}
-
-/* A channel's input at position pos, in the state. */
-static __device__ inline float *mamba_kept(const mamba_args &a, int seq, int pos, int channel)
+/* The element of the state that is a channel's input at position pos. */
+static __device__ inline size_t mamba_kept(const mamba_args &a, int pos, int channel)
 {
     const struct k_mamba_shape &s = a.m.shape;
     size_t row = pos % s.n_taps;
 
-    return mamba_elem(a, seq,
-                      s.n_heads * k_mamba_matrix(&s) + row * k_mamba_channels(&s) + channel);
+    return s.n_heads * k_mamba_matrix(&s) + row * k_mamba_channels(&s) + channel;
 }
 
 /* A token's row of inputs: z, then x, B and C, then dt. */

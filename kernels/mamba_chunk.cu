@@ -240,9 +240,12 @@ static __device__ inline int mamba_sum_column(int i)
     return 2 * tf32_lane_column() + i % 2;
 }
 
-/* Where sum i of tile j of the warp's part of the matrix is in the state; NULL beyond its edges. */
+#define MAMBA_NONE SIZE_MAX
+
+/* The element of the state that is sum i of tile j of the warp's part of the matrix; MAMBA_NONE
+ * beyond its edges. */
 template <int wide>
-static __device__ inline float *mamba_matrix_elem(const mamba_args &a, const mamba_part &part,
+static __device__ inline size_t mamba_matrix_elem(const mamba_args &a, const mamba_part &part,
                                                   int j, int i)
 {
     const struct k_mamba_shape &s = a.m.shape;
@@ -250,10 +253,8 @@ static __device__ inline float *mamba_matrix_elem(const mamba_args &a, const mam
     int column = mamba_warp_half() * 4 * wide + 8 * j + mamba_sum_column(i);
 
     if (row >= part.n_rows || column >= s.n_state)
-        return NULL;
-    return mamba_elem(a, part.seq,
-                      part.head * k_mamba_matrix(&s) + (size_t)(part.row + row) * s.n_state +
-                          column);
+        return MAMBA_NONE;
+    return part.head * k_mamba_matrix(&s) + (size_t)(part.row + row) * s.n_state + column;
 }
 
 /* y of the other half of the columns, which goes where C was. */
@@ -323,8 +324,8 @@ static __device__ inline void mamba_keep_inputs(const mamba_args &a, const mamba
         if (i >= 0)
             channel = i < s.n_state ? mamba_b_channel(s, part.head) + i
                                     : mamba_c_channel(s, part.head) + i - s.n_state;
-        *mamba_kept(a, part.seq, first_pos + token, channel) =
-            load_bf16(mamba_row(a, token) + k_mamba_inner(&s) + channel);
+        state_write(a.state, a.t, part.seq, mamba_kept(a, first_pos + token, channel),
+                    load_bf16(mamba_row(a, token) + k_mamba_inner(&s) + channel));
     }
 }
 
@@ -345,10 +346,10 @@ static __global__ void __launch_bounds__(THREADS, 2) mamba_chunk_kernel(const ma
     if (a.t.kv_len[part.seq] > part.end - part.begin) {
 #pragma unroll
         for (int i = 0; i < 2 * wide; i++) {
-            const float *elem = mamba_matrix_elem<wide>(a, part, i / 4, i % 4);
+            size_t elem = mamba_matrix_elem<wide>(a, part, i / 4, i % 4);
 
-            if (elem != NULL)
-                s[i / 4].x[i % 4] = *elem;
+            if (elem != MAMBA_NONE)
+                s[i / 4].x[i % 4] = state_read(a.state, a.t, part.seq, elem);
         }
     }
     for (int first = part.begin, turn = 0; first < part.end; first += CHUNK) {
@@ -365,10 +366,10 @@ static __global__ void __launch_bounds__(THREADS, 2) mamba_chunk_kernel(const ma
     }
 #pragma unroll
     for (int i = 0; i < 2 * wide; i++) {
-        float *elem = mamba_matrix_elem<wide>(a, part, i / 4, i % 4);
+        size_t elem = mamba_matrix_elem<wide>(a, part, i / 4, i % 4);
 
-        if (elem != NULL)
-            *elem = s[i / 4].x[i % 4];
+        if (elem != MAMBA_NONE)
+            state_write(a.state, a.t, part.seq, elem, s[i / 4].x[i % 4]);
     }
     mamba_keep_inputs(a, part);
 }

@@ -24,7 +24,7 @@ static __device__ inline float *recurrent_state_elem(const recurrent_args &a, in
     size_t at = a.state.at + channel;
     int32_t page = a.t.page_ids[(size_t)seq * a.t.pages_max + at / a.state.page_elems];
 
-    return a.state.pages + (size_t)page * a.state.page_elems + at % a.state.page_elems;
+    return (float *)a.state.pages + (size_t)page * a.state.page_elems + at % a.state.page_elems;
 }
 
 static __global__ void __launch_bounds__(CHANNELS) recurrent_kernel(const recurrent_args a)

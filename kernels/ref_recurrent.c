@@ -13,7 +13,7 @@ static float *state_elem(const struct k_state *state, const struct k_tokens *t, 
     size_t at = state->at + (size_t)i;
     int32_t page = t->page_ids[(size_t)seq * t->pages_max + at / state->page_elems];
 
-    return state->pages + (size_t)page * state->page_elems + at % state->page_elems;
+    return (float *)state->pages + (size_t)page * state->page_elems + at % state->page_elems;
 }
 
 /* A sequence whose step begins at position 0 starts with a state of zeros, whatever the page

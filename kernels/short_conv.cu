@@ -24,7 +24,7 @@ static __device__ inline float *short_kept(const short_args &a, int seq, int pos
     uint32_t page_elems = (uint32_t)a.state.page_elems, page = at / page_elems;
     int32_t id = a.t.page_ids[(size_t)seq * a.t.pages_max + page];
 
-    return a.state.pages + (size_t)id * page_elems + (at - page * page_elems);
+    return (float *)a.state.pages + (size_t)id * page_elems + (at - page * page_elems);
 }
 
 /* b * x of a token of the step. */

@@ -19,12 +19,12 @@ _quire() {
             --kernels --kv-cache-dtype --kv-host-bytes --kv-host-file --kv-retained-pct
             --kv-store-bytes --kv-store-dir --kv-store-reserve-bytes --lane-arena-bytes
             --lane-slots --listen --load-format --log-level --long-prefill-token-threshold
-            --lora-dir --lora-modules --master-addr --master-port --max-body-bytes
-            --max-choices --max-cpu-loras --max-lanes --max-logprobs --max-lora-rank
-            --max-loras --max-model-len --max-num-batched-tokens --max-num-queued-reqs
-            --max-num-queued-tokens --max-num-seqs --max-stop-strings --model --models-dir
-            --models-max --models-memory --models-run --nnodes --node-rank --num-pages
-            --otlp-traces-endpoint --output-file --override-generation-config
+            --lora-dir --lora-modules --mamba-ssm-cache-dtype --master-addr --master-port
+            --max-body-bytes --max-choices --max-cpu-loras --max-lanes --max-logprobs
+            --max-lora-rank --max-loras --max-model-len --max-num-batched-tokens
+            --max-num-queued-reqs --max-num-queued-tokens --max-num-seqs --max-stop-strings
+            --model --models-dir --models-max --models-memory --models-run --nnodes --node-rank
+            --num-pages --otlp-traces-endpoint --output-file --override-generation-config
             --override-pooler-config --page-tokens --pipeline-parallel-size --pooler-config
             --quantization --queue-timeout-s --reasoning-parser --response-role
             --responses-bytes --responses-days --responses-dir --return-tokens-as-token-ids
@@ -47,13 +47,14 @@ _quire() {
             --kernels --kv-cache-dtype --kv-host-bytes --kv-host-file --kv-retained-pct
             --kv-store-bytes --kv-store-dir --kv-store-reserve-bytes --label --lane-arena-bytes
             --lane-slots --listen --load-format --log-level --long-prefill-token-threshold
-            --lora-adapters --lora-dir --lora-modules --lora-rank --master-addr --master-port
-            --max-body-bytes --max-choices --max-concurrency --max-cpu-loras --max-lanes
-            --max-logprobs --max-lora-rank --max-loras --max-model-len --max-num-batched-tokens
-            --max-num-queued-reqs --max-num-queued-tokens --max-num-seqs --max-stop-strings
-            --metric-percentiles --model --models-dir --models-max --models-memory --models-run
-            --nnodes --node-rank --num-pages --num-prompts --num-warmups --otlp-traces-endpoint
-            --output-len --override-generation-config --override-pooler-config --page-tokens
+            --lora-adapters --lora-dir --lora-modules --lora-rank --mamba-ssm-cache-dtype
+            --master-addr --master-port --max-body-bytes --max-choices --max-concurrency
+            --max-cpu-loras --max-lanes --max-logprobs --max-lora-rank --max-loras
+            --max-model-len --max-num-batched-tokens --max-num-queued-reqs
+            --max-num-queued-tokens --max-num-seqs --max-stop-strings --metric-percentiles
+            --model --models-dir --models-max --models-memory --models-run --nnodes --node-rank
+            --num-pages --num-prompts --num-warmups --otlp-traces-endpoint --output-len
+            --override-generation-config --override-pooler-config --page-tokens
             --pipeline-parallel-size --pooler-config --port --quantization --queue-timeout-s
             --random-input-len --random-output-len --random-prefix-len --random-range-ratio
             --random-vocab-size --read-limit --reasoning-parser --request-rate --response-role
@@ -91,18 +92,18 @@ _quire() {
             --keepalive-s --kernels --kv-cache-dtype --kv-host-bytes --kv-host-file
             --kv-retained-pct --kv-store-bytes --kv-store-dir --kv-store-reserve-bytes
             --lane-arena-bytes --lane-slots --len --listen --load-format --log-level
-            --long-prefill-token-threshold --lora-dir --lora-modules --master-addr
-            --master-port --max-body-bytes --max-choices --max-cpu-loras --max-lanes
-            --max-logprobs --max-lora-rank --max-loras --max-model-len --max-num-batched-tokens
-            --max-num-queued-reqs --max-num-queued-tokens --max-num-seqs --max-stop-strings
-            --model --models-dir --models-max --models-memory --models-run --nnodes --node-rank
-            --num-pages --otlp-traces-endpoint --override-generation-config
-            --override-pooler-config --page-tokens --pipeline-parallel-size --pooler-config
-            --quantization --queue-timeout-s --reasoning-parser --response-role
-            --responses-bytes --responses-days --responses-dir --return-tokens-as-token-ids
-            --runner --served-model-name --sleep-after-s --speculative-config
-            --split-special-tokens --task --tensor-parallel-size --tokenizer-cache-dir
-            --tool-call-parser --wake-timeout-s"
+            --long-prefill-token-threshold --lora-dir --lora-modules --mamba-ssm-cache-dtype
+            --master-addr --master-port --max-body-bytes --max-choices --max-cpu-loras
+            --max-lanes --max-logprobs --max-lora-rank --max-loras --max-model-len
+            --max-num-batched-tokens --max-num-queued-reqs --max-num-queued-tokens
+            --max-num-seqs --max-stop-strings --model --models-dir --models-max --models-memory
+            --models-run --nnodes --node-rank --num-pages --otlp-traces-endpoint
+            --override-generation-config --override-pooler-config --page-tokens
+            --pipeline-parallel-size --pooler-config --quantization --queue-timeout-s
+            --reasoning-parser --response-role --responses-bytes --responses-days
+            --responses-dir --return-tokens-as-token-ids --runner --served-model-name
+            --sleep-after-s --speculative-config --split-special-tokens --task
+            --tensor-parallel-size --tokenizer-cache-dir --tool-call-parser --wake-timeout-s"
         ;;
     *,generate)
         words="
@@ -124,9 +125,9 @@ _quire() {
             --kv-cache-dtype --kv-host-bytes --kv-host-file --kv-retained-pct --kv-store-bytes
             --kv-store-dir --kv-store-reserve-bytes --lane-arena-bytes --lane-slots --len
             --listen --load-format --log-level --long-prefill-token-threshold --lora-dir
-            --lora-modules --master-addr --master-port --max-body-bytes --max-choices
-            --max-cpu-loras --max-lanes --max-logprobs --max-lora-rank --max-loras
-            --max-model-len --max-num-batched-tokens --max-num-queued-reqs
+            --lora-modules --mamba-ssm-cache-dtype --master-addr --master-port --max-body-bytes
+            --max-choices --max-cpu-loras --max-lanes --max-logprobs --max-lora-rank
+            --max-loras --max-model-len --max-num-batched-tokens --max-num-queued-reqs
             --max-num-queued-tokens --max-num-seqs --max-stop-strings --model --models-dir
             --models-max --models-memory --models-run --nnodes --node-rank --num-pages
             --otlp-traces-endpoint --override-generation-config --override-pooler-config
@@ -151,17 +152,17 @@ _quire() {
             --kv-cache-dtype --kv-host-bytes --kv-host-file --kv-retained-pct --kv-store-bytes
             --kv-store-dir --kv-store-reserve-bytes --lane-arena-bytes --lane-slots --listen
             --load-format --log-level --long-prefill-token-threshold --lora-dir --lora-modules
-            --master-addr --master-port --max-body-bytes --max-choices --max-cpu-loras
-            --max-lanes --max-logprobs --max-lora-rank --max-loras --max-model-len
-            --max-num-batched-tokens --max-num-queued-reqs --max-num-queued-tokens
-            --max-num-seqs --max-stop-strings --model --models-dir --models-max --models-memory
-            --models-run --nnodes --node-rank --num-pages --otlp-traces-endpoint --out
-            --override-generation-config --override-pooler-config --page-tokens
-            --pipeline-parallel-size --pooler-config --quantization --queue-timeout-s
-            --reasoning-parser --response-role --responses-bytes --responses-days
-            --responses-dir --return-tokens-as-token-ids --runner --served-model-name
-            --sleep-after-s --speculative-config --split-special-tokens --task
-            --tensor-parallel-size --text --threads --to --tokenizer-cache-dir
+            --mamba-ssm-cache-dtype --master-addr --master-port --max-body-bytes --max-choices
+            --max-cpu-loras --max-lanes --max-logprobs --max-lora-rank --max-loras
+            --max-model-len --max-num-batched-tokens --max-num-queued-reqs
+            --max-num-queued-tokens --max-num-seqs --max-stop-strings --model --models-dir
+            --models-max --models-memory --models-run --nnodes --node-rank --num-pages
+            --otlp-traces-endpoint --out --override-generation-config --override-pooler-config
+            --page-tokens --pipeline-parallel-size --pooler-config --quantization
+            --queue-timeout-s --reasoning-parser --response-role --responses-bytes
+            --responses-days --responses-dir --return-tokens-as-token-ids --runner
+            --served-model-name --sleep-after-s --speculative-config --split-special-tokens
+            --task --tensor-parallel-size --text --threads --to --tokenizer-cache-dir
             --tool-call-parser --wake-timeout-s"
         ;;
     *,serve)
@@ -178,19 +179,19 @@ _quire() {
             --itl-target-ms --keepalive-s --kernels --kv-cache-dtype --kv-host-bytes
             --kv-host-file --kv-retained-pct --kv-store-bytes --kv-store-dir
             --kv-store-reserve-bytes --lane-arena-bytes --lane-slots --listen --load-format
-            --log-level --long-prefill-token-threshold --lora-dir --lora-modules --master-addr
-            --master-port --max-body-bytes --max-choices --max-cpu-loras --max-lanes
-            --max-logprobs --max-lora-rank --max-loras --max-model-len --max-num-batched-tokens
-            --max-num-queued-reqs --max-num-queued-tokens --max-num-seqs --max-stop-strings
-            --metrics-from --model --models-dir --models-max --models-memory --models-run
-            --nnodes --no --no-page --node-rank --num-pages --otlp-traces-endpoint
-            --override-generation-config --override-pooler-config --page-tokens
-            --pipeline-parallel-size --pooler-config --port --quantization --queue-timeout-s
-            --reasoning-parser --response-role --responses-bytes --responses-days
-            --responses-dir --return-tokens-as-token-ids --runner --served-model-name
-            --sleep-after-s --speculative-config --split-special-tokens --ssl-certfile
-            --ssl-keyfile --task --tensor-parallel-size --tokenizer-cache-dir
-            --tool-call-parser --uds --wake-timeout-s"
+            --log-level --long-prefill-token-threshold --lora-dir --lora-modules
+            --mamba-ssm-cache-dtype --master-addr --master-port --max-body-bytes --max-choices
+            --max-cpu-loras --max-lanes --max-logprobs --max-lora-rank --max-loras
+            --max-model-len --max-num-batched-tokens --max-num-queued-reqs
+            --max-num-queued-tokens --max-num-seqs --max-stop-strings --metrics-from --model
+            --models-dir --models-max --models-memory --models-run --nnodes --no --no-page
+            --node-rank --num-pages --otlp-traces-endpoint --override-generation-config
+            --override-pooler-config --page-tokens --pipeline-parallel-size --pooler-config
+            --port --quantization --queue-timeout-s --reasoning-parser --response-role
+            --responses-bytes --responses-days --responses-dir --return-tokens-as-token-ids
+            --runner --served-model-name --sleep-after-s --speculative-config
+            --split-special-tokens --ssl-certfile --ssl-keyfile --task --tensor-parallel-size
+            --tokenizer-cache-dir --tool-call-parser --uds --wake-timeout-s"
         ;;
     *,top)
         words="

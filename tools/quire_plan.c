@@ -30,7 +30,8 @@ static const struct {
 
 struct plan_task {
     const char *folder, *card;
-    int len; /* tokens of a sequence; 0: the model's longest */
+    int len;            /* tokens of a sequence; 0: the model's longest */
+    double state_bytes; /* of one sequence, of the row that was printed last */
     struct settings settings;
 };
 
@@ -92,7 +93,7 @@ static const char *plan_reason(int rc)
 }
 
 /* One row of the table; false when the model, or a sequence of t->len tokens, does not fit so. */
-static bool plan_row(const struct plan_task *t, int n_ranks, size_t format)
+static bool plan_row(struct plan_task *t, int n_ranks, size_t format)
 {
     char device[64];
     const struct settings *s = &t->settings;
@@ -105,6 +106,7 @@ static bool plan_row(const struct plan_task *t, int n_ranks, size_t format)
         .dummy_weights = true,
         .quantization = plan_formats[format].quantization,
         .kv_cache_dtype = plan_formats[format].kv,
+        .state_dtype = given.state_dtype,
         .n_ranks = n_ranks,
         .n_stages = s->pipeline_parallel_size,
         .page_tokens = s->page_tokens,
@@ -127,6 +129,9 @@ static bool plan_row(const struct plan_task *t, int n_ranks, size_t format)
     }
     shape = model_shape(m);
     n_seqs = shape->n_pages / model_pages_of(m, t->len);
+    t->state_bytes = 0.0;
+    for (int g = 0; g < shape->n_groups; g++)
+        t->state_bytes += (double)shape->groups[g].n_state_pages * (double)shape->page_bytes;
     bytes = (double)shape->page_bytes * shape->n_pages;
     tokens = (double)shape->n_pages * shape->page_tokens;
     per_token = (double)shape->page_bytes * model_pages_of(m, t->len) / t->len;
@@ -157,6 +162,11 @@ static void plan_print(struct plan_task *t)
     }
     printf("\nweights, work and KV are sums over the GPUs; sequences have %d tokens each\n",
            t->len);
+    if (t->state_bytes > 0.0)
+        printf(
+            "states take %.1f MiB of the KV for each sequence, and for each of their snapshots in "
+            "the prefix cache\n",
+            t->state_bytes / 1048576.0);
     if (fewest > 0)
         printf("the smallest that works: %d GPU%s, weights %s\n", fewest, fewest > 1 ? "s" : "",
                plan_formats[format].name);

@@ -21,6 +21,7 @@
 #include "base/log.h"
 #include "ipc/attach.h"
 #include "ipc/seats.h"
+#include "ipc/wire_lane.h"
 #include "tools/quire.h"
 
 #define TOP_TIMEOUT_MS 2000
@@ -102,6 +103,35 @@ static double top_refused(const struct wire_stats *s)
     return n;
 }
 
+/* Are there several kinds of groups, and so a line about them? */
+static bool top_has_groups(const struct wire_stats *s)
+{
+    uint32_t groups = atomic_load(&s->groups);
+
+    return (groups & (groups - 1)) != 0;
+}
+
+/* The shares of prompts' tokens that the layers of each kind could have served since the last
+ * look. */
+static void top_print_groups(const struct top *t, const struct wire_stats *s)
+{
+    static const char *const names[WIRE_GROUPS] = {"all tokens", "windows", "states"};
+    uint32_t groups = atomic_load(&s->groups);
+    const char *before = "by group: ";
+
+    for (int group = 0; group < WIRE_GROUPS; group++) {
+        if ((groups >> group & 1) == 0)
+            continue;
+        printf("%s%s %.1f%%", before, names[group],
+               top_share(t, s, METRIC_found_full + group, METRIC_prefix_queries));
+        before = "   ";
+    }
+    if (top_value(s, METRIC_snapshot_bytes) > 0.0)
+        printf("   snapshots: %.0f of %.2f MiB taken", top_value(s, METRIC_snapshots),
+               top_value(s, METRIC_snapshot_bytes) / 1048576.0);
+    printf("\n");
+}
+
 /* The lines about the engine as a whole. TOP_LINES depends on their number. Rates and means are of
  * the time since the last look, the other numbers are of now. */
 static void top_print(const struct top *t, const struct wire_stats *s, double passed_s)
@@ -130,6 +160,8 @@ static void top_print(const struct top *t, const struct wire_stats *s, double pa
            "tok/s\n",
            top_share(t, s, METRIC_prefix_hits, METRIC_prefix_queries),
            top_rate(t, s, METRIC_host_hits, passed_s), top_rate(t, s, METRIC_store_hits, passed_s));
+    if (top_has_groups(s))
+        top_print_groups(t, s);
     printf("retained: %.0f pages on the device, %.0f in host memory, %.0f on disk\n",
            top_value(s, METRIC_pages_kept), top_value(s, METRIC_host_kept),
            top_value(s, METRIC_store_kept));
@@ -280,7 +312,8 @@ static int top_look(struct top *t, bool shown)
         top_print(t, stats, t->before_us == 0 ? 0.0 : (double)(now_us - t->before_us) * 1e-6);
         for (int i = 0; i < top_n_ranks(stats); i++)
             top_print_rank(t, stats, i);
-        top_print_spaces(stats, t->is_one_of_many ? 0 : top_room() - top_n_ranks(stats));
+        top_print_spaces(
+            stats, t->is_one_of_many ? 0 : top_room() - top_n_ranks(stats) - top_has_groups(stats));
     }
     /* The page is copied for the next look's differences, then unmapped. */
     memcpy(&t->before, stats, sizeof t->before);

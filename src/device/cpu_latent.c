@@ -8,6 +8,7 @@
 #include "config.h"
 
 #include "device/parts_cpu.h"
+#include "kernels/e4m3.h"
 
 #include <string.h>
 
@@ -51,13 +52,39 @@ static void cpu_latent_run(struct latent_job *job, pool_task *task)
     pool_run(job->c->pool, task, job, n_blocks * job->l->shape.n_heads);
 }
 
+/* A token's row in pages of e4m3. */
+static void cpu_latent_round(const struct latent_job *job, int token)
+{
+    const struct k_kv *kv = job->kv;
+    const struct k_latent_shape *s = &job->l->shape;
+    int seq = job->tokens.seq[token], pos = job->tokens.pos[token], width = k_latent_row(s);
+    const float *from = job->in + (size_t)token * (size_t)width;
+    float row[K_LATENT_RANK_MAX + K_LATENT_ROPE_MAX];
+    int32_t page;
+    k_e4m3 *to;
+
+    if (job->tokens.kv_len[seq] == 0)
+        return;
+    page = job->tokens.page_ids[(size_t)seq * job->tokens.pages_max + pos / kv->page_tokens];
+    to = (k_e4m3 *)kv->pages + (size_t)page * kv->page_elems + kv->layer_elems +
+         (size_t)(pos % kv->page_tokens) * (size_t)width;
+    ref_rmsnorm(row, from, job->l->norm, job->l->eps, 1, s->kv_rank);
+    ref_latent_rotate(row + s->kv_rank, from + s->kv_rank,
+                      job->l->turns + (size_t)pos * s->rope_dim, s->rope_dim, job->l->interleaved);
+    for (int i = 0; i < width; i++)
+        to[i] = k_e4m3_round(row[i] / kv->k_scale);
+}
+
 /* One token: its row is read once and is short. */
 static void cpu_latent_keys_task(void *arg, int task, int worker)
 {
     const struct latent_job *job = arg;
 
     (void)worker;
-    ref_latent_keys(job->in, job->l, job->kv, &job->tokens, task, task + 1);
+    if (job->kv->type == K_E4M3)
+        cpu_latent_round(job, task);
+    else
+        ref_latent_keys(job->in, job->l, job->kv, &job->tokens, task, task + 1);
 }
 
 void cpu_latent_keys(struct device *d, const void *in, const struct k_latent *l,

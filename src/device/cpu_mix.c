@@ -12,9 +12,13 @@
 #include <math.h>
 #include <string.h>
 
+#include "kernels/e4m3.h"
+#include "kernels/latent.h"
+
 #define CHANNELS_A_TASK 64
 #define ATTN_TOKENS     4 /* of one sequence in a task */
 #define ATTN_HEADS      8 /* of a group in a task */
+#define ATTN_ROWS       8 /* of e4m3 that are widened at a time */
 
 /* --- attention ------------------------------------------------------------------------- */
 
@@ -42,12 +46,28 @@ static int cpu_least(int a, int b)
     return a < b ? a : b;
 }
 
+/* Rows of a page of e4m3 as numbers. */
+struct attn_wide {
+    float rows[ATTN_ROWS * (K_LATENT_RANK_MAX + K_LATENT_ROPE_MAX)];
+};
+
 /* A page holds keys, then values, of all kv heads: [K|V][kv_head][page_tokens][head_dim]. This is
- * the address of one head's keys. */
-static const float *cpu_page_keys(const struct k_kv *kv, int32_t page, int kv_head)
+ * the address of one head's keys from key i of the sequence on, or with `values` elements more of
+ * its values; *len of them, which becomes fewer where they are widened. */
+static const float *cpu_page_rows(const struct k_kv *kv, const struct attn_place *at, int i,
+                                  size_t values, int *len, struct attn_wide *wide)
 {
-    return (const float *)kv->pages + (size_t)page * kv->page_elems + kv->layer_elems +
-           (size_t)kv_head * kv->page_tokens * kv->head_dim;
+    int bt = kv->page_tokens;
+    size_t first = (size_t)at->pages[i / bt] * kv->page_elems + kv->layer_elems + values +
+                   ((size_t)at->kv_head * bt + i % bt) * kv->head_dim;
+    const k_e4m3 *from = (const k_e4m3 *)kv->pages + first;
+
+    if (kv->type != K_E4M3)
+        return (const float *)kv->pages + first;
+    *len = cpu_least(*len, ATTN_ROWS);
+    for (int e = 0; e < *len * kv->head_dim; e++)
+        wide->rows[e] = k_e4m3_value(from[e]) * kv->k_scale;
+    return wide->rows;
 }
 
 /* n scores become those under a cap. Returns the largest. */
@@ -78,12 +98,15 @@ static void cpu_attn_mix(const struct attn_job *job, const struct attn_place *at
     const struct k_kv *kv = job->kv;
     int hd = kv->head_dim, bt = kv->page_tokens;
     size_t values = kv->value_dim > 0 ? 0 : (size_t)kv->n_kv_heads * bt * hd;
+    struct attn_wide wide;
 
     for (int i = first, len; i < end; i += len) {
+        const float *rows;
+
         len = cpu_least(end - i, bt - i % bt);
-        job->c->math->mix(out, n, weights + (i - from), job->row_len,
-                          cpu_page_keys(kv, at->pages[i / bt], at->kv_head) + values + i % bt * hd,
-                          len, job->value_dim, hd);
+        rows = cpu_page_rows(kv, at, i, values, &len, &wide);
+        job->c->math->mix(out, n, weights + (i - from), job->row_len, rows, len, job->value_dim,
+                          hd);
     }
 }
 
@@ -100,6 +123,7 @@ static void cpu_attn_tile(const struct attn_job *job, const struct attn_place *a
     int from = queries[0].first, all_from = queries[n - 1].first, all_to = queries[0].end;
     const float *q[CPU_QUERIES];
     float *out[CPU_QUERIES], sums[CPU_QUERIES];
+    struct attn_wide wide;
 
     for (int j = 0; j < n; j++) {
         q[j] = queries[j].q;
@@ -108,9 +132,11 @@ static void cpu_attn_tile(const struct attn_job *job, const struct attn_place *a
     }
     /* First loop: scores of all keys, and the largest, which keeps exp() in range. */
     for (int i = from, len; i < queries[n - 1].end; i += len) {
+        const float *rows;
+
         len = cpu_least(queries[n - 1].end - i, bt - i % bt);
-        math->scores(scores + (i - from), job->row_len, q, n,
-                     cpu_page_keys(kv, at->pages[i / bt], at->kv_head) + i % bt * hd, len, hd);
+        rows = cpu_page_rows(kv, at, i, 0, &len, &wide);
+        math->scores(scores + (i - from), job->row_len, q, n, rows, len, hd);
     }
     for (int j = 0; j < n; j++) {
         float *own = scores + (size_t)j * job->row_len + (queries[j].first - from);

@@ -391,11 +391,24 @@ static int main_open_queues(struct engine *e)
     return rc;
 }
 
+/* Which kinds of groups the model has, and how large its states are. */
+static void main_show_groups(struct engine *e)
+{
+    uint32_t groups = 0;
+
+    for (int group = 0; group < e->shape->n_groups; group++)
+        groups |= 1u << e->shape->groups[group].kind;
+    atomic_store_explicit(&e->stats.page->groups, groups, memory_order_relaxed);
+    stats_set(&e->stats, METRIC_snapshot_bytes,
+              (uint64_t)e->sched.tables.n_state_pages * e->shape->page_bytes);
+}
+
 /* The settings as labels that vLLM's dashboards read, as far as they apply. */
 static void main_show_config(struct engine *e)
 {
     const struct settings *settings = &e->settings;
 
+    main_show_groups(e);
     stats_config(&e->stats,
                  "block_size=\"%d\",cache_dtype=\"%.16s\",enable_prefix_caching=\"%s\","
                  "gpu_memory_utilization=\"%g\",num_gpu_blocks=\"%d\",num_cpu_blocks=\"%d\","

@@ -68,6 +68,33 @@ static void publish_admitted_metrics(struct engine *e, const struct seq *seq)
     stats_observe(&e->stats, HISTOGRAM_req_computed, (double)(seq->n_prompt - seq->n_cached));
 }
 
+_Static_assert(WIRE_GROUP_FULL == (int)CACHE_FULL && WIRE_GROUP_WINDOW == (int)CACHE_WINDOW &&
+                   WIRE_GROUP_STATE == (int)CACHE_STATE,
+               "the ways of the wire are the model's");
+
+/* What the layers of each kind could have served, to seq's client if there are several kinds. If
+ * another tenant's pages are among them, no more than is told of the whole. */
+static void publish_found(struct engine *e, const struct seq *seq)
+{
+    static const enum wire_metric metrics[CACHE_KINDS] = {
+        [CACHE_FULL] = METRIC_found_full,
+        [CACHE_WINDOW] = METRIC_found_window,
+        [CACHE_STATE] = METRIC_found_state,
+    };
+    uint32_t groups = atomic_load_explicit(&e->stats.page->groups, memory_order_relaxed);
+
+    for (int kind = 0; kind < CACHE_KINDS; kind++) {
+        int n = seq->found_foreign ? seq->n_cached_told : seq->n_found[kind];
+
+        if ((groups >> kind & 1) == 0)
+            continue;
+        stats_add(&e->stats, metrics[kind], (uint64_t)seq->n_found[kind]);
+        if ((groups & (groups - 1)) != 0)
+            lane_put(&e->lanes[seq->lane_idx].lane, seq->slot,
+                     (struct wire_out){.kind = WIRE_FOUND, .value = n, .amount = (uint64_t)kind});
+    }
+}
+
 /* Called between fill and the begin of the step, so that the client hears of the admission before
  * the first token, while the device computes. */
 void publish_admitted(struct engine *e)
@@ -84,6 +111,7 @@ void publish_admitted(struct engine *e)
         lane_put(&e->lanes[seq->lane_idx].lane, seq->slot,
                  (struct wire_out){
                      .kind = WIRE_ADMITTED, .value = seq->n_cached_told, .time_us = e->now_us});
+        publish_found(e, seq);
         cache_admin_note_admitted(e, seq);
         if (publish_is_probe(seq))
             continue;
@@ -581,6 +609,7 @@ static void publish_gauges(struct engine *e)
     stats_set(s, METRIC_prefix_queries, e->sched.n_prefix_queries);
     stats_set(s, METRIC_prefix_hits, e->sched.n_prefix_hits);
     stats_set(s, METRIC_prefix_copies, e->sched.tables.n_parts);
+    stats_set(s, METRIC_snapshots, e->sched.tables.n_snapshots);
     publish_tenants(e);
 }
 

@@ -352,6 +352,19 @@ static void sched_plan_running(struct sched *s, enum sched_pass pass)
     }
 }
 
+/* What is told of seq's hits. The first tokens of a page that was copied are hits of all groups. */
+static void sched_note_hits(struct seq *seq)
+{
+    seq->n_cached = seq->n_computed < seq->n_prompt ? seq->n_computed : seq->n_prompt;
+    seq->n_cached_told = seq->n_cached > seq->n_foreign ? seq->n_cached - seq->n_foreign : 0;
+    for (int kind = 0; kind < CACHE_KINDS; kind++) {
+        if (seq->n_found[kind] < seq->n_cached)
+            seq->n_found[kind] = seq->n_cached;
+        if (seq->n_found[kind] > seq->n_prompt)
+            seq->n_found[kind] = seq->n_prompt;
+    }
+}
+
 /* Move a waiting sequence to the running array, and plan its first chunk. False when there are not
  * enough pages for its whole prompt. */
 static bool sched_admit(struct sched *s, struct seq *seq)
@@ -380,8 +393,7 @@ static bool sched_admit(struct sched *s, struct seq *seq)
     /* The client's usage reports the cache hits of the first admission. Pages that another tenant
      * computed are not reported, because that would reveal that the tenant's prompt exists. */
     if (!seq->admitted) {
-        seq->n_cached = seq->n_computed < seq->n_prompt ? seq->n_computed : seq->n_prompt;
-        seq->n_cached_told = seq->n_cached > seq->n_foreign ? seq->n_cached - seq->n_foreign : 0;
+        sched_note_hits(seq);
     }
     seq->counted = true;
     n = sched_share(s, seq);

@@ -81,6 +81,8 @@ struct seq {
     /* Pages (tables.h). The first n_named pages of each table have their names. */
     struct seq_table tables[CACHE_GROUPS_MAX];
     int n_named;
+    int n_branch; /* tokens that a state would have served, had a snapshot been there: one is taken
+                   * there; 0: none */
     struct hash root;           /* the name before the first page */
     struct hash chain;          /* the name of the prefix of n_named pages; root if there is none */
     struct seq_snapshot taken;  /* enqueued, not named yet */
@@ -98,17 +100,19 @@ struct seq {
     int retain_tokens;
 
     /* The cached part of the prompt (tiers.c, sched.c). */
-    uint64_t maker;          /* written to its pages as their maker (pages.h), to distinguish own
+    uint64_t maker;           /* written to its pages as their maker (pages.h), to distinguish own
                               * from foreign cache hits */
-    int n_foreign;           /* tokens of the cached prefix that other tenants computed */
-    int n_cached_told;       /* the part of n_cached that may be reported to its tenant */
-    int n_cached;            /* prompt tokens found in the cache at the first admission */
-    int n_fetched;           /* the part of n_cached whose pages came from host memory or the
+    int n_foreign;            /* tokens of the cached prefix that other tenants computed */
+    int n_found[CACHE_KINDS]; /* tokens of the prompt that the groups of one kind could serve */
+    bool found_foreign;       /* a page of another tenant was among them */
+    int n_cached_told;        /* the part of n_cached that may be reported to its tenant */
+    int n_cached;             /* prompt tokens found in the cache at the first admission */
+    int n_fetched;            /* the part of n_cached whose pages came from host memory or the
                               * disk */
-    int n_loading;           /* pages that are loading; the sequence is not admitted before this is
+    int n_loading;            /* pages that are loading; the sequence is not admitted before this is
                               * 0 */
-    bool awaits_load;        /* n_loading is 1 because it waits for a free load, not for a page */
-    bool searched;           /* all pages that the lower tiers have were asked for */
+    bool awaits_load;         /* n_loading is 1 because it waits for a free load, not for a page */
+    bool searched;            /* all pages that the lower tiers have were asked for */
     int n_asked;             /* pages up to which the search came before loads ran out; 0: it starts
                               * anew */
     int n_goal;              /* pages of its prompt that all tiers together can serve */

@@ -163,7 +163,9 @@ struct tables_walk {
     const struct tables *t;
     tables_has_fn *has;
     void *context;
-    int run[CACHE_GROUPS_MAX]; /* pages without a gap; of a state 1: there is a snapshot */
+    int run[CACHE_GROUPS_MAX]; /* pages without a gap; of a state unused */
+    int found[CACHE_KINDS];    /* pages of the longest prefix that all groups of a kind can serve */
+    int branch;                /* and all groups of tokens */
 };
 
 /* A snapshot is of use only with all its parts. */
@@ -185,34 +187,39 @@ static bool tables_walk_page(struct tables_walk *walk, int i, const struct hash 
                              const int32_t *tokens, bool *usable)
 {
     const struct tables *tables = walk->t;
+    bool serves[CACHE_KINDS] = {true, true, true};
     bool goes_on = true;
 
-    *usable = true;
     for (int group = 0; group < tables->limits.n_groups && goes_on; group++) {
         int seen = tables_seen(tables, group);
+        bool *does = &serves[tables->groups[group].kind];
 
         if (tables_is_state(tables, group)) {
-            *usable = *usable && tables_has_state(walk, group, chain, tokens);
+            *does = *does && tables_has_state(walk, group, chain, tokens);
         } else {
             struct hash name = prefix_group_name(chain, group, 0);
             bool has = seen > 0 && walk->has(walk->context, &name, tokens);
 
             walk->run[group] = has ? walk->run[group] + 1 : 0;
-            *usable = *usable && walk->run[group] >= (seen < i + 1 ? seen : i + 1);
+            *does = *does && walk->run[group] >= (seen < i + 1 ? seen : i + 1);
             goes_on = has || tables->groups[group].kind != CACHE_FULL;
         }
     }
-    *usable = *usable && goes_on;
+    for (int kind = 0; kind < CACHE_KINDS && goes_on; kind++) {
+        if (serves[kind])
+            walk->found[kind] = i + 1;
+    }
+    if (goes_on && serves[CACHE_FULL] && serves[CACHE_WINDOW])
+        walk->branch = i + 1;
+    *usable = goes_on && serves[CACHE_FULL] && serves[CACHE_WINDOW] && serves[CACHE_STATE];
     return goes_on;
 }
 
 /* The walk does not stop at the first prefix that cannot be used: a longer one can be, where a
  * window's pages or a snapshot are available again. */
-int tables_reach(const struct tables *t, const struct seq *seq, tables_has_fn *has, void *context,
-                 struct hash *chain)
+static int tables_walk_prefix(struct tables_walk *walk, const struct seq *seq, struct hash *chain)
 {
-    struct tables_walk walk = {.t = t, .has = has, .context = context};
-    int block = t->limits.page_tokens, n_tokens = tables_reusable(seq);
+    int block = walk->t->limits.page_tokens, n_tokens = tables_reusable(seq);
     struct hash name = seq->root;
     bool goes_on = true;
     int best = 0;
@@ -223,7 +230,7 @@ int tables_reach(const struct tables *t, const struct seq *seq, tables_has_fn *h
         bool usable;
 
         name = prefix_name(&name, of_page, block);
-        goes_on = tables_walk_page(&walk, i, &name, of_page, &usable);
+        goes_on = tables_walk_page(walk, i, &name, of_page, &usable);
         if (usable) {
             best = i + 1;
             *chain = name;
@@ -232,22 +239,63 @@ int tables_reach(const struct tables *t, const struct seq *seq, tables_has_fn *h
     return best;
 }
 
-/* `has` for tables_reach(): the device's own cache. */
+int tables_reach(const struct tables *t, const struct seq *seq, tables_has_fn *has, void *context,
+                 struct hash *chain)
+{
+    struct tables_walk walk = {.t = t, .has = has, .context = context};
+
+    return tables_walk_prefix(&walk, seq, chain);
+}
+
+/* The device's own cache, as a sequence's tenant sees it. */
+struct tables_device {
+    const struct pages *pages;
+    uint64_t maker;
+    bool foreign; /* a page that was found is another tenant's */
+};
+
+/* `has` for a walk: is the page on the device? */
 static bool tables_on_device(void *context, const struct hash *name, const int32_t *tokens)
 {
-    const struct pages *p = context;
+    struct tables_device *d = context;
+    int32_t page = pages_look(d->pages, name);
 
     (void)tokens; /* the name is a hash of them */
-    return pages_has(p, name);
+    if (page == -1)
+        return false;
+    d->foreign = d->foreign || !pages_is_theirs(d->pages, page, d->maker);
+    return true;
 }
 
 /* Without prefix caching no page has a name, and nothing is found. */
 int tables_match(const struct tables *t, const struct seq *seq, struct hash *chain)
 {
+    struct tables_device device = {.pages = t->pages, .maker = PAGES_ANYBODY};
+
     *chain = seq->root;
     if (!t->limits.prefix_caching)
         return 0;
-    return tables_reach(t, seq, tables_on_device, t->pages, chain);
+    return tables_reach(t, seq, tables_on_device, &device, chain);
+}
+
+/* Likewise; and note in seq what groups have beyond that, and where a snapshot was missed. */
+static int tables_search(const struct tables *t, struct seq *seq)
+{
+    struct tables_device device = {.pages = t->pages, .maker = seq->maker};
+    struct tables_walk walk = {.t = t, .has = tables_on_device, .context = &device};
+    int block = t->limits.page_tokens;
+    struct hash chain;
+    int n = 0;
+
+    if (t->limits.prefix_caching)
+        n = tables_walk_prefix(&walk, seq, &chain);
+    seq->n_branch = 0;
+    if (t->n_token_groups > 0 && (walk.branch - n) * block >= TABLES_BRANCH)
+        seq->n_branch = walk.branch * block;
+    for (int kind = 0; kind < CACHE_KINDS; kind++)
+        seq->n_found[kind] = walk.found[kind] * block;
+    seq->found_foreign = device.foreign;
+    return n;
 }
 
 /* Reference the pages that a prefix of n pages needs at its i-th page. They exist: tables_match()
@@ -313,8 +361,7 @@ static int tables_foreign(const struct tables *t, const struct seq *seq)
 void tables_take_prefix(struct tables *t, struct seq *seq)
 {
     int block = t->limits.page_tokens;
-    struct hash chain;
-    int n = tables_match(t, seq, &chain);
+    int n = tables_search(t, seq);
 
     seq->chain = seq->root;
     for (int i = 0; i < n; i++) {
@@ -491,7 +538,7 @@ static int tables_clip_windows(const struct tables *t, int n)
 }
 
 /* A snapshot can be taken only between steps, so a step must end at the next place where one is
- * due: a multiple of the stride, or the last border of the prompt. */
+ * due: a multiple of the stride, the last border of the prompt, or where it leaves a cached one. */
 int tables_clip(const struct tables *t, const struct seq *seq, int n)
 {
     int first = seq->n_computed + seq->n_ahead;
@@ -504,18 +551,21 @@ int tables_clip(const struct tables *t, const struct seq *seq, int n)
         return n;
     if (border > first && border < next)
         next = border;
+    if (seq->n_branch > first && seq->n_branch < next)
+        next = seq->n_branch;
     if (n < next - first)
         return n;
     return next - first;
 }
 
-/* Where snapshots are due: at the stride, at the last border of the prompt, and at each border of
- * the output. */
+/* Where snapshots are due: at the stride, where the prompt leaves a cached one, at its last border,
+ * and at each border of the output. */
 static bool tables_wants_snapshot(const struct tables *t, const struct seq *seq, int at)
 {
     if (at == 0 || at % t->limits.page_tokens != 0 || at <= seq->n_snapped || seq->taken.at != 0)
         return false;
-    return at % t->stride == 0 || at == tables_border(t, seq->n_prompt) || at >= seq->n_prompt;
+    return at % t->stride == 0 || at == seq->n_branch || at == tables_border(t, seq->n_prompt) ||
+           at >= seq->n_prompt;
 }
 
 /* Enqueue a copy of seq's states, in pages that are taken for it: pages_free() has said that they

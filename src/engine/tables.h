@@ -11,7 +11,8 @@
  *   CACHE_WINDOW  likewise, but pages that no later token attends to are given back
  *   CACHE_STATE   n_state_pages pages that every step overwrites. Copies of them, snapshots, are
  *                 taken after whole pages and named like pages: at the end of the prompt, at
- *                 every TABLES_STRIDE tokens of a long one, and the newest of the output
+ *                 every TABLES_STRIDE tokens of a long one, where it leaves the prefix that its
+ *                 other groups found, and the newest of the output
  *
  * A cached prefix of n pages can be used if each group has the pages that the next token needs: all
  * n pages, those of the last window, the snapshot after page n. The longest such n is taken.
@@ -29,6 +30,7 @@
 #include "model/batch.h"
 
 #define TABLES_STRIDE 1024 /* tokens between snapshots of a long prompt; rounded up to pages */
+#define TABLES_BRANCH 128 /* tokens that a snapshot where prompts part must save the next of them */
 
 struct tables_limits {
     int n_groups; /* 1 .. CACHE_GROUPS_MAX */
@@ -119,7 +121,8 @@ int tables_match(const struct tables *t, const struct seq *seq, struct hash *cha
 /* --- a sequence's tables --- */
 
 /* Reference the longest cached prefix: n_computed becomes its length, n_foreign the part that other
- * tenants computed. */
+ * tenants computed, n_found what the groups of each kind could serve, as far as those of all tokens
+ * reach. If a state alone made the prefix shorter, a snapshot is due where it could have ended. */
 void tables_take_prefix(struct tables *t, struct seq *seq);
 
 /* Pages that seq's known tokens need beyond those that it holds; for windows, as many as are held

@@ -114,7 +114,14 @@ enum wire_kind {
     WIRE_PROMPT_ROW = 9,
     WIRE_ROW = 10,
     WIRE_TEXT = 11, /* a piece of a sentence: `value` bytes, 1 to 8, in `text` */
+    /* After WIRE_ADMITTED, of a model whose layers keep tokens in several ways: amount is an enum
+     * wire_group, value the prompt tokens that its layers alone could have served. */
+    WIRE_FOUND = 12,
 };
+
+/* Ways in which layers keep tokens: all of them, the last ones, a state. */
+enum wire_group { WIRE_GROUP_FULL, WIRE_GROUP_WINDOW, WIRE_GROUP_STATE };
+#define WIRE_GROUPS (WIRE_GROUP_STATE + 1)
 
 /* A report on the cache is a list of rows. A row begins with a fact that names its object (tier,
  * namespace, hint) and continues with facts that are its numbers. The number of rows is bounded:
@@ -159,7 +166,7 @@ struct wire_out {
     uint16_t retry_after_s; /* with WIRE_FINISHED and ERR_OVERLOADED: seconds for Retry-After */
     union {
         uint64_t time_us; /* clock_us() when the engine had sampled it */
-        uint64_t amount;  /* the number of a WIRE_FACT */
+        uint64_t amount;  /* the number of a WIRE_FACT; see WIRE_FOUND */
         char text[8];     /* of a WIRE_TEXT */
         struct {          /* of log probabilities */
             float logprob;

@@ -8,6 +8,7 @@
 #define QUIRE_IPC_WIRE_STATS_H
 
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "ipc/wire.h"
@@ -108,7 +109,18 @@ struct wire_stats { /* [W: engine], all of it */
     struct wire_space spaces[WIRE_SPACES];    /* copied about once per second */
     _Atomic uint32_t n_ranks;                 /* of this process; 1: ranks is not written */
     struct wire_rank ranks[WIRE_RANKS];       /* copied about once per second */
+    _Atomic uint32_t groups; /* bit i: the model has layers of enum wire_group i; others' metrics
+                              * are not shown. Set at start */
 };
+
+/* Is this a metric that the model has? Not of groups that it lacks. */
+static inline bool wire_stats_has(const struct wire_stats *s, enum wire_metric m)
+{
+    uint32_t groups = atomic_load_explicit(&s->groups, memory_order_relaxed);
+
+    return m < METRIC_found_full || m > METRIC_found_state ||
+           (groups >> (m - METRIC_found_full) & 1) != 0;
+}
 
 /* The bucket bounds of a histogram; sets *n to their number. */
 const double *wire_bucket_bounds(enum wire_histogram_id id, int *n);

@@ -29,6 +29,7 @@ enum cache_kind {
                    * before it */
     CACHE_STATE,  /* a state of fixed size, updated by every token */
 };
+#define CACHE_KINDS (CACHE_STATE + 1)
 
 struct cache_group {
     enum cache_kind kind;

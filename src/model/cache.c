@@ -44,7 +44,8 @@ static struct cache_set cache_set_of(const struct cache_maker *m, int layer)
 
     if (plan_state_elems(planned) > 0)
         return (struct cache_set){.kind = CACHE_STATE,
-                                  .bytes = plan_state_elems(planned) * sizeof(float)};
+                                  .bytes =
+                                      plan_state_elems(planned) * plan_state_elem_bytes(m->plan)};
     return (struct cache_set){.kind = attn->window > 0 ? CACHE_WINDOW : CACHE_FULL,
                               .window = attn->window,
                               .bytes = (size_t)m->page_tokens * (attn->latent.kv_rank > 0 ? 1 : 2) *
@@ -202,8 +203,8 @@ static size_t cache_choose_page(const struct cache_maker *m)
     return cache_best_page(m, SIZE_MAX);
 }
 
-/* Place the states of all recurrent layers one after another, as one group. `at` counts floats
- * here, because a state is float32 whatever the type of keys and values is. */
+/* Place the states of all recurrent layers one after another, as one group. `at` counts elements of
+ * states, whose type does not depend on that of keys and values. */
 static void cache_place_states(struct cache *c, const struct cache_maker *m, size_t bytes)
 {
     size_t at = 0;
@@ -214,7 +215,7 @@ static void cache_place_states(struct cache *c, const struct cache_maker *m, siz
         if (layer.kind != CACHE_STATE)
             continue;
         c->layers[i] = (struct cache_place){c->n_groups, at};
-        at += layer.bytes / sizeof(float);
+        at += plan_state_elems(&m->plan->layers[i]);
     }
     c->groups[c->n_groups++] = (struct cache_group){
         .kind = CACHE_STATE, .n_state_pages = (int)((bytes + c->page_bytes - 1) / c->page_bytes)};
@@ -292,7 +293,7 @@ static struct cache_range cache_range_of(const struct cache *whole, const struct
 
     for (int i = stage.first; i < stage.end; i++) {
         bool is_state = plan_state_elems(&plan->layers[i]) > 0;
-        size_t at = whole->layers[i].at * (is_state ? sizeof(float) : elem_bytes);
+        size_t at = whole->layers[i].at * (is_state ? plan_state_elem_bytes(plan) : elem_bytes);
 
         if (whole->layers[i].group != group || cache_has_none(plan, i))
             continue;
@@ -333,8 +334,8 @@ int cache_cut(struct cache *out, size_t *from, const struct cache *whole, const 
         cache.layers[i] = whole->layers[i];
         if (plan->layers[i].mixer == MIXER_NONE)
             continue;
-        cache.layers[i].at -=
-            ranges[whole->layers[i].group].from / (is_state ? sizeof(float) : elem_bytes);
+        cache.layers[i].at -= ranges[whole->layers[i].group].from /
+                              (is_state ? plan_state_elem_bytes(plan) : elem_bytes);
     }
     *from = ranges[0].from;
     *out = cache;

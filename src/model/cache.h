@@ -23,7 +23,7 @@
 /* The position of a layer's part. */
 struct cache_place {
     int group; /* 0 of a layer that keeps nothing */
-    size_t at; /* elements from the page's start; for a state, floats from the state's start */
+    size_t at; /* elements from the page's start; for a state, from the state's start */
 };
 
 struct cache {

@@ -45,11 +45,12 @@ static struct k_kv forward_kv_of(const struct forward *f, int i)
                          .value_dim = attn->latent.kv_rank};
 }
 
-/* The kernels' view of layer i's states, which are float32 on every device. */
+/* The kernels' view of layer i's states. */
 static struct k_state forward_state_of(const struct forward *f, int i)
 {
     return (struct k_state){.pages = f->pages,
-                            .page_elems = f->cache->page_bytes / sizeof(float),
+                            .page_elems = f->cache->page_bytes / plan_state_elem_bytes(f->plan),
+                            .is_bf16 = f->plan->bf16_states,
                             .at = f->cache->layers[i].at,
                             .group = f->cache->layers[i].group};
 }

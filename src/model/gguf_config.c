@@ -12,6 +12,7 @@
  * Source of the names and keys: gguf-py/gguf/constants.py of ggml-org/llama.cpp. */
 #include "model/gguf_config.h"
 
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -29,6 +30,7 @@ static const struct family {
      * positions were first defined; in the family's own checkpoints in halves. */
     bool is_permuted;
     bool has_post_names; /* the norm before the FFN is named post_attention_norm */
+    bool is_latent;      /* latent attention, and experts */
 } families[] = {
     {.name = "llama", .arch = "LlamaForCausalLM", .is_permuted = true},
     {.name = "qwen2", .arch = "Qwen2ForCausalLM"},
@@ -52,6 +54,7 @@ static const struct family {
     {.name = "glm4", .arch = "Glm4ForCausalLM"},
     {.name = "smollm3", .arch = "SmolLM3ForCausalLM", .is_permuted = true},
     {.name = "seed_oss", .arch = "SeedOssForCausalLM", .has_post_names = true},
+    {.name = "deepseek2", .arch = "DeepseekV2ForCausalLM", .is_latent = true},
 };
 
 #define N_FAMILIES (sizeof families / sizeof families[0])
@@ -159,7 +162,6 @@ static void gguf_config_put_numbers(struct reading *r)
         {"block_count", "num_hidden_layers"},
         {"attention.head_count", "num_attention_heads"},
         {"attention.head_count_kv", "num_key_value_heads"},
-        {"attention.key_length", "head_dim"},
         {"feed_forward_length", "intermediate_size"},
         {"context_length", "max_position_embeddings"},
         {"attention.layer_norm_rms_epsilon", "rms_norm_eps"},
@@ -180,6 +182,8 @@ static void gguf_config_put_numbers(struct reading *r)
         if (gguf_config_number(r, numbers[i].key, &number))
             gguf_config_put_number(r, numbers[i].field, number);
     }
+    if (!r->family->is_latent && gguf_config_number(r, "attention.key_length", &number))
+        gguf_config_put_number(r, "head_dim", number);
 }
 
 /* Switches by the list of tensors. */
@@ -283,12 +287,19 @@ static void gguf_config_put_scaling(struct reading *r, const char *type)
         {"rope.scaling.yarn_beta_fast", "beta_fast"},
         {"rope.scaling.yarn_beta_slow", "beta_slow"},
     };
-    double number;
+    double number, by = gguf_config_number_or(r, "rope.scaling.yarn_log_multiplier", 0.0);
 
     buf_printf(&r->text, ",\"rope_scaling\":{\"rope_type\":\"%s\"", type);
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
         if (gguf_config_number(r, numbers[i].key, &number))
             gguf_config_put_number(r, numbers[i].field, number);
+    }
+    /* A tenth of mscale_all_dim, in single precision. The file does not have mscale, which is equal
+     * to it in these models: so cosines are not multiplied, and scores by what the two say. */
+    if (r->family->is_latent && by != 0.0) {
+        by = round(by * 1e7) / 1e6;
+        gguf_config_put_number(r, "mscale", by);
+        gguf_config_put_number(r, "mscale_all_dim", by);
     }
     buf_add_byte(&r->text, '}');
 }
@@ -316,7 +327,8 @@ static void gguf_config_put_rope(struct reading *r)
     struct gguf_text type = {"none", 4};
     char key[128];
 
-    gguf_config_put_rotary_part(r);
+    if (!r->family->is_latent)
+        gguf_config_put_rotary_part(r);
     (void)snprintf(key, sizeof key, "%s.rope.scaling.type", r->family->name); /* keys are short */
     (void)gguf_get_text(r->g, key, &type); /* stays "none" when missing */
     if (gguf_text_is(type, "linear") || gguf_text_is(type, "yarn"))
@@ -329,6 +341,66 @@ static void gguf_config_put_rope(struct reading *r)
     else if (!gguf_text_is(type, "none"))
         gguf_config_refuse(r, ERR_UNSUPPORTED, "position scaling \"%.*s\" is not supported",
                            (int)(type.len < 40 ? type.len : 40), type.bytes);
+}
+
+/* --- latent attention and its experts ------------------------------------------------------- */
+
+/* Lengths of heads. Where keys and values of heads are made by tensors of their own, the plain
+ * settings are those of a latent, and these have _mla. */
+static void gguf_config_put_latent_heads(struct reading *r)
+{
+    double rope = gguf_config_number_or(r, "rope.dimension_count", 0.0);
+    double key = gguf_config_number_or(r, "attention.key_length", 0.0);
+    double value = gguf_config_number_or(r, "attention.value_length", 0.0), rank;
+
+    key = gguf_config_number_or(r, "attention.key_length_mla", key);
+    value = gguf_config_number_or(r, "attention.value_length_mla", value);
+    if (!(key > rope && rope > 0.0)) {
+        gguf_config_refuse(r, ERR_INVALID,
+                           "%s: a key of %g elements, of which %g rotate, is not possible",
+                           r->family->name, key, rope);
+        return;
+    }
+    gguf_config_put_number(r, "qk_rope_head_dim", rope);
+    gguf_config_put_number(r, "qk_nope_head_dim", key - rope);
+    gguf_config_put_number(r, "v_head_dim", value);
+    gguf_config_put_number(r, "kv_lora_rank",
+                           gguf_config_number_or(r, "attention.kv_lora_rank", 0.0));
+    gguf_config_put(r, "q_lora_rank");
+    if (gguf_config_number(r, "attention.q_lora_rank", &rank) && rank > 0.0)
+        buf_printf(&r->text, "%lld", (long long)rank);
+    else
+        buf_add_text(&r->text, "null");
+}
+
+/* Experts by softmax are DeepSeek V2's, by sigmoid V3's; files without the setting are older than
+ * V3. */
+static void gguf_config_put_experts(struct reading *r)
+{
+    static const struct {
+        const char *key, *field;
+        double preset;
+    } numbers[] = {
+        {"expert_count", "n_routed_experts", 0.0},
+        {"expert_used_count", "num_experts_per_tok", 0.0},
+        {"expert_shared_count", "n_shared_experts", 0.0},
+        {"expert_feed_forward_length", "moe_intermediate_size", 0.0},
+        {"expert_weights_scale", "routed_scaling_factor", 1.0},
+        {"leading_dense_block_count", "first_k_dense_replace", 0.0},
+        {"expert_group_count", "n_group", 1.0},
+        {"expert_group_used_count", "topk_group", 1.0},
+    };
+    const struct gguf_value *norm = gguf_config_find(r, "expert_weights_norm");
+    bool is_sigmoid = gguf_config_number_or(r, "expert_gating_func", 1.0) == 2.0;
+
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
+        gguf_config_put_number(r, numbers[i].field,
+                               gguf_config_number_or(r, numbers[i].key, numbers[i].preset));
+    gguf_config_put_flag(r, "norm_topk_prob",
+                         norm != NULL && norm->kind == GGUF_FLAG && !norm->is_list &&
+                             norm->bytes[0] != 0);
+    if (!is_sigmoid && gguf_config_number_or(r, "expert_group_count", 1.0) > 1.0)
+        buf_add_text(&r->text, ",\"topk_method\":\"group_limited_greedy\"");
 }
 
 /* --- the whole file --------------------------------------------------------------------------- */
@@ -359,11 +431,13 @@ static void gguf_config_find_family(struct reading *r)
 }
 
 /* OLMo 3 has the name of OLMo 2, and windows. */
-static const char *gguf_config_arch_name(const struct reading *r)
+static const char *gguf_config_arch_name(struct reading *r)
 {
     if (strcmp(r->family->name, "olmo2") == 0 &&
         gguf_config_find(r, "attention.sliding_window") != NULL)
         return "Olmo3ForCausalLM";
+    if (r->family->is_latent && gguf_config_number_or(r, "expert_gating_func", 1.0) == 2.0)
+        return "DeepseekV3ForCausalLM";
     return r->family->arch;
 }
 
@@ -390,7 +464,7 @@ static void gguf_config_make_text(struct reading *r)
     if (r->rc != ERR_OK)
         return;
     r->arch = arch_find(gguf_config_arch_name(r));
-    if (gguf_config_number_or(r, "expert_count", 0.0) > 0.0)
+    if (!r->family->is_latent && gguf_config_number_or(r, "expert_count", 0.0) > 0.0)
         gguf_config_refuse(r, ERR_UNSUPPORTED, "mixtures of experts are not supported");
     if (embed == NULL || embed->n_dims != 2)
         gguf_config_refuse(r, ERR_NOT_FOUND, "tensor token_embd.weight is missing");
@@ -403,12 +477,39 @@ static void gguf_config_make_text(struct reading *r)
     gguf_config_put_window(r);
     gguf_config_put_gemma3(r);
     gguf_config_put_rope(r);
+    if (r->family->is_latent) {
+        gguf_config_put_latent_heads(r);
+        gguf_config_put_experts(r);
+    }
     buf_add_byte(&r->text, '}');
     if (r->text.failed)
         gguf_config_refuse(r, ERR_NO_MEMORY, "out of memory");
 }
 
 #define LAYER "blk.%d."
+
+/* Of latent attention and of experts. */
+static void gguf_config_name_latent(const struct reading *r, struct arch_names *names)
+{
+    names->q_a = LAYER "attn_q_a.weight";
+    names->norm_q_a = LAYER "attn_q_a_norm.weight";
+    names->q_b = LAYER "attn_q_b.weight";
+    names->kv_a = LAYER "attn_kv_a_mqa.weight";
+    names->norm_kv_a = LAYER "attn_kv_a_norm.weight";
+    names->kv_b = LAYER "attn_kv_b.weight";
+    if (!gguf_config_has_tensor(r, "blk.0.attn_kv_b.weight")) {
+        names->k_b = LAYER "attn_k_b.weight";
+        names->v_b = LAYER "attn_v_b.weight";
+    }
+    names->router = LAYER "ffn_gate_inp.weight";
+    names->router_bias = LAYER "exp_probs_b.bias";
+    names->experts_gate = LAYER "ffn_gate_exps.weight";
+    names->experts_up = LAYER "ffn_up_exps.weight";
+    names->experts_down = LAYER "ffn_down_exps.weight";
+    names->shared_gate = LAYER "ffn_gate_shexp.weight";
+    names->shared_up = LAYER "ffn_up_shexp.weight";
+    names->shared_down = LAYER "ffn_down_shexp.weight";
+}
 
 /* The names of all tensors, without those that the family does not have. */
 static struct arch_names gguf_config_names(const struct reading *r, const struct hf_config *c)
@@ -432,13 +533,16 @@ static struct arch_names gguf_config_names(const struct reading *r, const struct
                                .up = LAYER "ffn_up.weight",
                                .down = LAYER "ffn_down.weight"};
 
+    if (r->family->is_latent)
+        gguf_config_name_latent(r, &names);
     if (r->arch->names->norm_mlp == NULL)
         names.norm_mlp = NULL;
     if (r->family->has_post_names)
         names.norm_mlp = names.norm_attn_after;
     if (gguf_config_has_tensor(r, "blk.0.attn_qkv.weight"))
         names.qkv = LAYER "attn_qkv.weight";
-    if (c->ffn == FFN_GATED && !gguf_config_has_tensor(r, "blk.0.ffn_gate.weight"))
+    if (c->ffn == FFN_GATED && !r->family->is_latent &&
+        !gguf_config_has_tensor(r, "blk.0.ffn_gate.weight"))
         names.gate_up = names.up;
     return names;
 }

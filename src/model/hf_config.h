@@ -109,14 +109,19 @@ struct arch_names {
     const char *q_norm, *k_norm;
     /* Of latent attention (kernels/latent.h); q in place of q_a and q_b without a q_rank. */
     const char *q_a, *norm_q_a, *q_b, *kv_a, *norm_kv_a, *kv_b;
+    /* Or its rows for keys and for values apart, whole names: [n_heads][kv_rank][nope_dim] and
+     * [n_heads][v_dim][kv_rank]. */
+    const char *k_b, *v_b;
     const char *norm_mlp, *norm_mlp_after; /* norm_mlp NULL in a parallel layer: it shares
                                             * norm_attn */
     const char *gate, *up, *gate_up, *down;
     const char *sinks;                /* the whole name: [n_heads] */
     const char *router, *router_bias; /* router_bias: the whole name, without .weight */
     /* A tensor per expert, whose number replaces the second %d; or, where the file has them, one
-     * tensor for all: [n][2 * ff_dim][dim] and [n][dim][ff_dim], whole names. */
+     * tensor for all: [n][2 * ff_dim][dim], or gates and ups apart, and [n][dim][ff_dim], whole
+     * names. */
     const char *expert_gate, *expert_up, *expert_down, *experts_gate_up, *experts_down;
+    const char *experts_gate, *experts_up;
     /* Of those for all: [n][dim][2 * ff_dim] and [n][ff_dim][dim], gates and ups in turn, with
      * biases NAME_bias; or floats of four bits in rows, NAME_blocks and NAME_scales. */
     bool experts_are_mixed;

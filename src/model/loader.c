@@ -681,7 +681,7 @@ static void loader_find_parts(struct loader *l, struct part *parts, int n_parts,
         *part = (struct part){.pattern = all->patterns[which],
                               .expert = all->n_experts > 0 ? expert : -1,
                               .slice = slice_make(&all->shapes[which], l->share, l->n_shares),
-                              .is_turned = all->is_mixed ||
+                              .is_turned = all->is_mixed || all->is_turned[which] ||
                                            (loader_is_of_layer(use) && l->c->form.is_turned)};
         if (all->n_own_experts < all->n_experts && expert / all->n_own_experts != l->share)
             loader_leave_out(&part->slice);

@@ -64,7 +64,7 @@ struct loader {
 
 /* The tensors of a matrix or a bias, by the patterns of their names (hf_config.h). With experts the
  * list is repeated for each of them, and a rank has n_own_experts of these: all, or its own ones.
- * If in_one, the only pattern is the whole name of a tensor [n_experts][rows][cols]. */
+ * If in_one, a pattern is the whole name of a tensor [n_experts][rows][cols]. */
 struct loader_tensors {
     const char *patterns[LOADER_TENSORS_MAX];
     struct slice_shape shapes[LOADER_TENSORS_MAX];
@@ -72,7 +72,8 @@ struct loader_tensors {
     int n_experts, n_own_experts; /* 0: not of experts */
     bool is_gated;                /* of experts: gates and ups */
     bool in_one;
-    bool is_mixed; /* in_one, in the forms of arch_names.experts_are_mixed */
+    bool is_turned[LOADER_TENSORS_MAX]; /* the tensor, or each expert's, is [cols][rows] */
+    bool is_mixed;                      /* in_one, in the forms of arch_names.experts_are_mixed */
 };
 
 /* A list of one tensor; loader_add() appends more. */

@@ -114,11 +114,18 @@ void loader_find_in_one(struct loader *l, struct part *p, int n)
         l->rc = ERR_INVALID;
         return;
     }
-    p->q = (struct quant_part){.data = loader_view(l, whole, p->expert, 0), .cols = p->slice.cols};
+    p->q = (struct quant_part){
+        .data = loader_view(l, whole, p->expert, 0), .rows = rows, .cols = cols};
     if (l->rc != ERR_OK)
         return;
+    if ((l->rc = quant_take_blocks(&p->q)) != ERR_OK) {
+        log_error("model: %s: rows of tensor %s, of %d, are not whole blocks of %s",
+                  checkpoint_path(l->files, whole), name, cols, whole->dtype);
+        return;
+    }
     loader_list_part(l, p);
-    loader_check_type(l, whole, &p->type);
+    if (p->q.kind == NULL)
+        loader_check_type(l, whole, &p->type);
 }
 
 /* --- floats of 4 bits --------------------------------------------------------------------- */

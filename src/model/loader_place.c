@@ -136,6 +136,28 @@ static int loader_convert_rows(struct loader *l, size_t idx, unsigned char *byte
     return rc;
 }
 
+/* n_rows rows of a tensor become columns `first` and on of the matrix that is gathered. */
+static int loader_turn_columns(struct target *to, const struct tensor *t, unsigned char *bytes,
+                               int first, int n_rows)
+{
+    size_t rows = (size_t)to->slice.rows, cols = (size_t)to->slice.cols;
+    struct tensor part = *t;
+    float *floats = NULL;
+    int rc = ERR_OK;
+
+    if (to->part.kind != NULL) {
+        if ((floats = mem_zalloc_array((size_t)n_rows * rows, sizeof *floats)) == NULL)
+            return ERR_NO_MEMORY;
+        rc = quant_dequantise(floats, &to->part, bytes, first, n_rows);
+    }
+    part.data = bytes;
+    for (size_t i = 0; i < (size_t)n_rows * rows && rc == ERR_OK; i++)
+        to->turned[i % rows * cols + (size_t)first + i / rows] =
+            floats != NULL ? floats[i] : quant_number(&part, i);
+    mem_free(floats);
+    return rc;
+}
+
 /* Take n_rows rows from `first` on of a tensor that is the transpose of its matrix. They are
  * columns of the matrix, so the matrix is gathered on the host and stored when the last row has
  * come. One thread reads a tensor, in the order of its rows, so no lock is needed until then. */
@@ -143,18 +165,14 @@ static int loader_turn_rows(struct loader *l, size_t idx, unsigned char *bytes, 
                             int n_rows)
 {
     struct target *to = loader_leader(l, idx);
-    struct tensor part = *l->items[idx].t;
     int rows = to->slice.rows, cols = to->slice.cols, rc = ERR_OK;
 
     if (to->turned == NULL &&
         (to->turned = mem_zalloc_array((size_t)rows * (size_t)cols, sizeof(float))) == NULL)
         return ERR_NO_MEMORY;
-    part.data = bytes;
-    for (int col = 0; col < n_rows; col++) {
-        for (int row = 0; row < rows; row++)
-            to->turned[(size_t)row * (size_t)cols + (size_t)(first + col)] =
-                quant_number(&part, (size_t)col * (size_t)rows + (size_t)row);
-    }
+    rc = loader_turn_columns(to, l->items[idx].t, bytes, first, n_rows);
+    if (rc != ERR_OK)
+        return rc;
     if (first + n_rows < cols)
         return ERR_OK;
     (void)pthread_mutex_lock(&l->turn); /* cannot fail: initialised, not held by us */

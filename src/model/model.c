@@ -78,12 +78,33 @@ static int model_choose_types(struct model *m, const struct model_options *o)
         log_error("model: kv_cache_dtype \"%s\" is unknown; use auto or fp8", kv);
         return ERR_INVALID;
     }
-    if (!m->device->is_gpu) {
-        log_error("model: kv_cache_dtype fp8 needs the cuda device; use auto on %s",
+    if (!m->device->is_gpu && m->config.latent.kv_rank == 0) {
+        log_error("model: kv_cache_dtype fp8 needs the cuda device, but for latent attention; use "
+                  "auto on %s",
                   m->device->name);
         return ERR_UNSUPPORTED;
     }
     m->kv_type = K_E4M3;
+    return ERR_OK;
+}
+
+/* Choose the type of states. A model that has none is not refused: a setting may be for several. */
+static int model_choose_state_type(struct model *m, const struct model_options *o)
+{
+    const char *type = model_is_set(o->state_dtype) ? o->state_dtype : "auto";
+
+    if (strcmp(type, "auto") == 0 || strcmp(type, "float32") == 0)
+        return ERR_OK;
+    if (strcmp(type, "bfloat16") != 0) {
+        log_error("model: mamba_ssm_cache_dtype \"%s\" is unknown; use auto, float32 or bfloat16",
+                  type);
+        return ERR_INVALID;
+    }
+    m->plan.bf16_states = plan_can_round_states(&m->plan);
+    if (!m->plan.bf16_states)
+        log_info(
+            "model: mamba_ssm_cache_dtype bfloat16 has no effect: no layer has states of Gated "
+            "DeltaNet or Mamba-2");
     return ERR_OK;
 }
 
@@ -162,13 +183,6 @@ static int model_choose_shape(struct model *m, const struct model_options *o)
 
     if (gpu && o->is_mtp && config->experts.n > 0) {
         log_error("model: %s: an MTP layer with experts drafts on the cpu device only", o->dir);
-        return ERR_UNSUPPORTED;
-    }
-    if (config->latent.kv_rank > 0 && m->kv_type != K_BF16) {
-        log_error(
-            "model: %s: latents are kept in bfloat16: kv_cache_dtype fp8 is not possible, use "
-            "auto",
-            config->arch->name);
         return ERR_UNSUPPORTED;
     }
     if (gpu && config->latent.kv_rank > 0 &&
@@ -505,6 +519,8 @@ static void model_set_fingerprint(struct model *m)
     n = snprintf(text, sizeof text, "layout %d, config %s, kv %s, page_tokens %d%s", LAYOUT_VERSION,
                  config, kv, m->shape.page_tokens,
                  !k_format_is_plain(&m->layers) ? ", weights rounded to e4m3" : "");
+    if (m->plan.bf16_states)
+        n += snprintf(text + n, sizeof text - (size_t)n, ", states bf16");
     if (m->ranks.n_parts > 1)
         n += snprintf(text + n, sizeof text - (size_t)n, ", %d ranks%s", m->ranks.n_parts,
                       m->has_whole_experts ? " with whole experts" : "");
@@ -533,8 +549,10 @@ static void model_log_groups(const struct model *m)
                      group->window);
             break;
         case CACHE_STATE:
-            log_info("model: pages of group %d: %d layers, states of %d pages", g, n,
-                     group->n_state_pages);
+            log_info("model: pages of group %d: %d layers, states in %s of %d pages: %.2f MiB for "
+                     "each sequence and each snapshot",
+                     g, n, m->plan.bf16_states ? "bf16" : "float32", group->n_state_pages,
+                     (double)m->shape.page_bytes * group->n_state_pages / 1048576.0);
             break;
         }
     }
@@ -727,6 +745,7 @@ static int model_join_node(struct model *m, const struct model_options *o)
                                .n_stages = shape->n_stages,
                                .n_parts = m->ranks.n_parts,
                                .kv_type = (int32_t)m->kv_type,
+                               .bf16_states = m->plan.bf16_states,
                                .n_pages = shape->n_pages,
                                .max_model_len = shape->max_model_len,
                                .fused_max = m->ranks.at[0].act.fused_max,
@@ -895,7 +914,8 @@ int model_open(struct model **out, const struct model_options *o)
         (rc = model_check_head(model, o)) != ERR_OK)
         goto out;
     /* Types depend on the device, and groups of pages on the types. */
-    if ((rc = model_choose_types(model, o)) != ERR_OK)
+    if ((rc = model_choose_types(model, o)) != ERR_OK ||
+        (rc = model_choose_state_type(model, o)) != ERR_OK)
         goto out;
     if ((rc = model_choose_shape(model, o)) != ERR_OK ||
         (rc = model_choose_groups(model)) != ERR_OK)

@@ -28,6 +28,7 @@ struct model_options {
      * with one scale per row; "fp8_all": the output matrix too. */
     const char *quantization;
     const char *kv_cache_dtype; /* NULL or "auto": the device's type; "fp8", "fp8_e4m3": e4m3 */
+    const char *state_dtype;    /* of recurrent layers: NULL, "auto", "float32", "bfloat16" */
     const char *gemm_table;  /* table of measured matrix products; NULL or "": the installed one */
     int cpu_threads;         /* 0: one per core; shared among the ranks */
     int n_ranks;             /* devices that share each layer, 1 .. 16 (rank.h); 0: one */

@@ -33,7 +33,8 @@ struct node;
  * holds for both. */
 struct node_hello {
     struct hash config, build;
-    int32_t page_tokens, max_num_seqs, max_num_batched_tokens, n_stages, n_parts, kv_type;
+    int32_t page_tokens, max_num_seqs, max_num_batched_tokens, n_stages, n_parts, kv_type,
+        bf16_states;
     int32_t n_pages, max_model_len, fused_max, sleeps;
     int32_t links; /* 1: devices make connections of their own (far_name() of device.h) */
     /* Their names, for each part: of rows to node 1, and of rows back. Node 0's hold for both. */

@@ -19,6 +19,7 @@ struct model_options model_options_of(const struct settings *settings)
         .dummy_weights = strcmp(settings->load_format, "dummy") == 0,
         .quantization = settings->quantization,
         .kv_cache_dtype = settings->kv_cache_dtype,
+        .state_dtype = settings->mamba_ssm_cache_dtype,
         .gemm_table = settings->gemm_table,
         .cpu_threads = settings->cpu_threads,
         .n_ranks = settings->tensor_parallel_size,

@@ -369,6 +369,25 @@ size_t plan_state_elems(const struct layer_plan *l)
     return 0;
 }
 
+bool plan_can_round_states(const struct plan *p)
+{
+    int n = 0;
+
+    for (int i = 0; i < p->n_layers; i++) {
+        const struct layer_plan *l = &p->layers[i];
+
+        if (plan_state_elems(l) > 0 && l->mixer != MIXER_DELTA && l->mixer != MIXER_MAMBA)
+            return false;
+        n += plan_state_elems(l) > 0;
+    }
+    return n > 0;
+}
+
+size_t plan_state_elem_bytes(const struct plan *p)
+{
+    return p->bf16_states ? sizeof(k_bf16) : sizeof(float);
+}
+
 /* The width of the mixer's input product. */
 int plan_mixer_in(const struct layer_plan *l)
 {

@@ -137,10 +137,11 @@ struct plan {
     struct k_growth growth; /* of queries with the position */
     float score_cap;        /* of attention; 0: none */
     struct layer_embeds embeds;
-    bool head_bias; /* logits have a bias */
-    int head_rows;  /* of the output matrix per rank; n_vocab: rank 0 has all, others none */
-    bool fuses;     /* all layers have the form that fused operations compute: RMS norms before,
+    bool head_bias;   /* logits have a bias */
+    int head_rows;    /* of the output matrix per rank; n_vocab: rank 0 has all, others none */
+    bool fuses;       /* all layers have the form that fused operations compute: RMS norms before,
                      * silu with a gate or a plain FFN, no multipliers */
+    bool bf16_states; /* states are kept in bfloat16 (plan_can_round_states()), else in float32 */
     const struct eagle_config *eagle; /* the config's; NULL: the model is no head */
     int n_ropes;
     const struct rope *ropes;  /* [n_ropes], the config's */
@@ -179,8 +180,15 @@ struct plan_stage plan_stage(const struct plan *p, int stage, int n_stages);
 /* True if every rank computes a part of the logits. */
 bool plan_splits_head(const struct plan *p);
 
-/* Floats of a sequence's state; 0 of a layer with attention. */
+/* Elements of a sequence's state; 0 of a layer with attention. */
 size_t plan_state_elems(const struct layer_plan *l);
+
+/* Do all layers with states have such as may be kept in bfloat16: Gated DeltaNet, Mamba-2? False
+ * without any. */
+bool plan_can_round_states(const struct plan *p);
+
+/* Bytes of an element of states in the pages. */
+size_t plan_state_elem_bytes(const struct plan *p);
 
 /* Elements of a token's row: input of a mixer (q, k and v, or of latent attention q; value and
  * gate; q, k, v and z; z, x, B, C and dt; b, c and x), output of a mixer (the heads; or the state),

@@ -688,6 +688,15 @@ static int quant_check_shape(const struct quant_search *s, const struct quant_pa
                       s->rows, s->cols / packed);
 }
 
+/* Members that matrices which stay packed need, of a kind of blocks. */
+static void quant_set_codes(struct quant_part *p)
+{
+    if (p->kind == NULL || p->kind->codes == NULL || quant_has_values(p))
+        return;
+    p->bits = 4;
+    p->group = k_type_block(p->kind->elem);
+}
+
 int quant_find(struct quant_part *out, const struct checkpoint *files,
                const struct quant_config *config, const struct quant_matrix *matrix, char *why,
                size_t why_cap)
@@ -701,10 +710,7 @@ int quant_find(struct quant_part *out, const struct checkpoint *files,
     part.kind = quant_find_kind(&search, config->kind);
     if (part.kind != NULL)
         part.format = quant_format_of(config, part.kind);
-    if (part.kind != NULL && part.kind->codes != NULL && !quant_has_values(&part)) {
-        part.bits = 4;
-        part.group = k_type_block(part.kind->elem);
-    }
+    quant_set_codes(&part);
     part.data = quant_tensor_beside(&search, part.kind != NULL ? part.kind->data : "weight");
     if (part.data == NULL) {
         (void)snprintf(why, why_cap, "tensor %s.weight is missing", matrix->stem); /* cut is fine */
@@ -717,6 +723,20 @@ int quant_find(struct quant_part *out, const struct checkpoint *files,
     if (rc == ERR_OK)
         *out = part;
     return rc;
+}
+
+int quant_take_blocks(struct quant_part *p)
+{
+    for (size_t i = 0; i < N_BLOCKS; i++) {
+        if (strcmp(p->data->dtype, blocks[i].dtype) != 0)
+            continue;
+        if (p->cols % k_type_block(blocks[i].elem) != 0)
+            return ERR_INVALID;
+        p->kind = &blocks[i];
+        p->format = k_format_bare(blocks[i].elem);
+        quant_set_codes(p);
+    }
+    return ERR_OK;
 }
 
 bool quant_is_mxfp4(const struct quant_format *kind)

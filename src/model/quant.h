@@ -125,6 +125,10 @@ int quant_find(struct quant_part *out, const struct checkpoint *files,
                const struct quant_config *config, const struct quant_matrix *matrix, char *why,
                size_t why_cap) ERR_CHECKED;
 
+/* Set the kind and format of a part whose data, rows and cols are set, by the type of data alone,
+ * if that is one of GGUF's blocks; rows of other lengths than whole blocks are ERR_INVALID. */
+int quant_take_blocks(struct quant_part *p) ERR_CHECKED;
+
 /* Does the kind have the elements and scales of k_format_mxfp4()? Matrices of experts may keep
  * them: quant_keep_mxfp4() makes it the part's format in memory, if so. */
 bool quant_is_mxfp4(const struct quant_format *kind);

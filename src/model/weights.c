@@ -534,7 +534,10 @@ static struct k_experts weights_load_experts(const struct loading *in, const str
         both.pieces[i].chunk = 1;
         both.pieces[i].stride = 2;
     }
-    if (in_one)
+    if (in_one && names->experts_gate_up == NULL) {
+        first = loader_tensor(names->experts_gate, one);
+        loader_add(&first, names->experts_up, one);
+    } else if (in_one)
         first = loader_tensor(names->experts_gate_up, both);
     else if (experts.is_plain)
         first = loader_tensor(names->expert_up, one);

@@ -36,17 +36,37 @@ static void weights_load_latent_queries(const struct loading *in,
     w->q_b = loader_matrix(in->l, &last, USE_LAYER);
 }
 
+/* The rows that make keys and values of latents: those of a head follow one another. In one tensor,
+ * or as many tensors as heads in two, where keys' are transposed. */
+static struct k_matrix weights_load_latent_rows(const struct loading *in,
+                                                const struct k_latent_shape *whole,
+                                                const struct k_latent_shape *own)
+{
+    int up = whole->nope_dim + whole->v_dim, rank = whole->kv_rank;
+    struct loader_tensors rows = loader_tensor(
+        in->names->kv_b, slice_whole(whole->n_heads * up, own->n_heads * up, rank, rank));
+
+    if (in->names->k_b != NULL) {
+        rows = loader_tensor(in->names->k_b,
+                             slice_whole(whole->nope_dim, whole->nope_dim, rank, rank));
+        loader_add(&rows, in->names->v_b, slice_whole(whole->v_dim, whole->v_dim, rank, rank));
+        rows.is_turned[0] = true;
+        rows.in_one = true;
+        rows.n_experts = whole->n_heads;
+        rows.n_own_experts = own->n_heads;
+    }
+    return loader_matrix(in->l, &rows, USE_ADDED);
+}
+
 /* All ranks have the latents of keys and values, and each its heads of what reads them. */
 void weights_load_latent_attention(const struct loading *in, const struct layer_plan *whole,
                                    const struct layer_plan *part, struct layer_weights *w)
 {
     const struct arch_names *names = in->names;
     const struct k_latent_shape *s = &whole->attn.latent, *own = &part->attn.latent;
-    int row = k_latent_row(s), up = s->nope_dim + s->v_dim;
+    int row = k_latent_row(s);
     const struct loader_tensors kv_a =
         loader_tensor(names->kv_a, slice_whole(row, row, in->dim, in->dim));
-    const struct loader_tensors kv_b = loader_tensor(
-        names->kv_b, slice_whole(s->n_heads * up, own->n_heads * up, s->kv_rank, s->kv_rank));
     const struct loader_tensors out_proj = loader_tensor(
         names->o, slice_whole(in->dim, in->dim, plan_mixer_out(whole), plan_mixer_out(part)));
 
@@ -55,7 +75,7 @@ void weights_load_latent_attention(const struct loading *in, const struct layer_
     weights_load_latent_queries(in, s, own, w);
     w->kv_a = loader_matrix(in->l, &kv_a, USE_LAYER);
     w->norm_kv_a = weights_load_latent_norm(in, names->norm_kv_a, s->kv_rank);
-    w->kv_b = loader_matrix(in->l, &kv_b, USE_ADDED);
+    w->kv_b = weights_load_latent_rows(in, s, own);
     w->mixer_out = loader_matrix(in->l, &out_proj, USE_LAYER);
     w->norm_mixer_after = weights_load_norm(in, names->norm_attn_after, whole->norms.after_mixer);
 }

@@ -53,7 +53,26 @@
                       "?|\\\\p{N}{1,3}| ?[^\\\\s\\\\p{L}\\\\p{N}]+[\\\\r\\\\n/]*" TAIL)
 #define CUT_SEED SPLIT(ANY_CASE WORD "|\\\\p{N}{1}| ?[^\\\\s\\\\p{L}\\\\p{N}\\\\r\\\\n]+" TAIL)
 
-#define NFC      "{\"type\":\"NFC\"}"
+/* One of several patterns that cut one after another. */
+#define ONE_BEGIN "{\"type\":\"Split\",\"pattern\":{\"Regex\":\""
+#define ONE_END   "\"},\"behavior\":\"Isolated\",\"invert\":false},"
+/* DeepSeek's, of V3 and of Coder. */
+#define CUT_DEEPSEEK3                                                                        \
+    "{\"type\":\"Sequence\",\"pretokenizers\":[" ONE_BEGIN "\\\\p{N}{1,3}" ONE_END ONE_BEGIN \
+    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+" ONE_END ONE_BEGIN                           \
+    "[!\\\"#$%&'()*+,\\\\-./:;<=>?@\\\\["                                                    \
+    "\\\\\\\\\\\\]^_`{|}~][A-Za-z]+"                                                         \
+    "|[^\\r\\n\\\\p{L}\\\\p{P}\\\\p{S}]?"                                                    \
+    "[\\\\p{L}\\\\p{M}]+"                                                                    \
+    "| ?[\\\\p{P}\\\\p{S}]+[\\r\\n]*"                                                        \
+    "|\\\\s*[\\r\\n]+|\\\\s+(?!\\\\S)|\\\\s+" ONE_END BYTES("false") "]}"
+#define CUT_CODER                                                                       \
+    "{\"type\":\"Sequence\",\"pretokenizers\":[" ONE_BEGIN "[\\r\\n]" ONE_END ONE_BEGIN \
+    "\\\\s?\\\\p{L}+" ONE_END ONE_BEGIN "\\\\s?\\\\p{P}+" ONE_END ONE_BEGIN             \
+    "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+" ONE_END                                \
+    "{\"type\":\"Digits\",\"individual_digits\":true}," BYTES("false") "]}"
+
+#define NFC "{\"type\":\"NFC\"}"
 
 static const struct cut {
     const char *name; /* tokenizer.ggml.pre */
@@ -94,6 +113,8 @@ static const struct cut {
     {"llama4", CUT_GPT4O, NULL, false, false},
     {"kanana2", CUT_GPT4O, NULL, false, false},
     {"seed-coder", CUT_SEED, NULL, false, false},
+    {"deepseek-v3", CUT_DEEPSEEK3, NULL, false, false},
+    {"deepseek-coder", CUT_CODER, NULL, false, false},
 };
 
 /* --- the tokenizer of a file ----------------------------------------------------------------- */

@@ -2,7 +2,7 @@
  *
  * How fast the gated delta rule is, by itself.
  *
- *   bench_delta [N_V_HEADS]
+ *   bench_delta [N_V_HEADS [bf16]]
  *
  * Layers of 16 key heads and N_V_HEADS (32) value heads of 128. First steps of one token per
  * sequence: a line with the median microseconds, and the bytes of the states, in and out, per
@@ -148,7 +148,9 @@ int main(int argc, char **argv)
     double bytes;
 
     bench_open(&b, argc > 1 ? atoi(argv[1]) : 32);
-    bytes = 8.0 * (double)b.d.shape.n_v_heads * (double)k_delta_matrix(&b.d.shape);
+    b.state.is_bf16 = argc > 2 && strcmp(argv[2], "bf16") == 0;
+    bytes = (b.state.is_bf16 ? 4.0 : 8.0) * (double)b.d.shape.n_v_heads *
+            (double)k_delta_matrix(&b.d.shape);
     for (size_t i = 0; i < sizeof seqs / sizeof seqs[0]; i++) {
         float us;
 

@@ -2,7 +2,7 @@
  *
  * How fast Mamba-2 is, by itself.
  *
- *   bench_mamba [N_HEADS [N_STATE]]
+ *   bench_mamba [N_HEADS [N_STATE [bf16]]]
  *
  * Layers of N_HEADS (64) heads of 64 with N_STATE (128) states, in eight groups. First steps of one
  * token per sequence: a line with the median microseconds, and the bytes of the states, in and out,
@@ -149,7 +149,9 @@ int main(int argc, char **argv)
     double bytes;
 
     bench_open(&b, argc > 1 ? atoi(argv[1]) : 64, argc > 2 ? atoi(argv[2]) : 128);
-    bytes = 8.0 * (double)b.m.shape.n_heads * (double)k_mamba_matrix(&b.m.shape);
+    b.state.is_bf16 = argc > 3 && strcmp(argv[3], "bf16") == 0;
+    bytes = (b.state.is_bf16 ? 4.0 : 8.0) * (double)b.m.shape.n_heads *
+            (double)k_mamba_matrix(&b.m.shape);
     for (size_t i = 0; i < sizeof seqs / sizeof seqs[0]; i++) {
         float us;
 

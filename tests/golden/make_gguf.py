@@ -39,14 +39,19 @@ MODELS = {
     "families/olmo3": "olmo2", "families/phi": "phi2", "families/phi3": "phi3",
     "families/qwen2-yarn": "qwen2", "families/qwen3-vl": "qwen3vl", "families/seed-oss": "seed_oss",
     "families/stablelm": "stablelm", "families/starcoder2": "starcoder2",
+    "families/deepseek-v2": "deepseek2", "families/deepseek-v2-lite": "deepseek2",
+    "families/deepseek-v3": "deepseek2", "families/kimi-k25": "deepseek2",
 }
+# Of deepseek2: the rows that make keys and values of latents in one tensor, as older files have them.
+OLD_ROWS = ("deepseek-v2",)
 PERMUTED = ("llama", "granite")
 PLUS_ONE = ("gemma", "gemma3", "nemotron")
 
 # Folder of text/: tokenizer.ggml.model, .pre.
 VOCABULARIES = {"gpt2": ("gpt2", "gpt-2"), "qwen2": ("gpt2", "qwen2"), "smollm": ("gpt2", "smollm"),
                 "o200k": ("gpt2", "gpt-4o"), "tekken": ("gpt2", "tekken"),
-                "llama3": ("gpt2", "llama-bpe"), "llama2": ("llama", "default")}
+                "llama3": ("gpt2", "llama-bpe"), "llama2": ("llama", "default"),
+                "deepseek": ("gpt2", "deepseek-v3"), "coder": ("gpt2", "deepseek-coder")}
 
 
 # --- blocks ----------------------------------------------------------------------------------------
@@ -130,6 +135,8 @@ def add_rope(w, arch, config, dims):
         w.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         w.add_rope_scaling_factor(full["factor"])
         w.add_rope_scaling_orig_ctx_len(full["original_max_position_embeddings"])
+        if full.get("mscale_all_dim"):
+            w.add_rope_scaling_yarn_log_mul(0.1 * full["mscale_all_dim"])
         if "attention_factor" in full:
             w.add_rope_scaling_yarn_attn_factor(full["attention_factor"])
     elif kind == "longrope":
@@ -159,7 +166,37 @@ def llama3_factors(rope, dims, theta):
     return factors.astype(numpy.float32)
 
 
-def add_settings(w, arch, config):
+def add_latent(w, config, name):
+    """Lengths of heads and settings of experts; returns the elements that rotate."""
+    get, rope = config.get, config["qk_rope_head_dim"]
+    key, value = config["qk_nope_head_dim"] + rope, config["v_head_dim"]
+    if name in OLD_ROWS:
+        w.add_key_length(key)
+        w.add_value_length(value)
+    else:
+        w.add_key_length(config["kv_lora_rank"] + rope)
+        w.add_value_length(config["kv_lora_rank"])
+        w.add_key_length_mla(key)
+        w.add_value_length_mla(value)
+    w.add_kv_lora_rank(config["kv_lora_rank"])
+    if get("q_lora_rank"):
+        w.add_q_lora_rank(config["q_lora_rank"])
+    w.add_leading_dense_block_count(config["first_k_dense_replace"])
+    w.add_expert_count(config["n_routed_experts"])
+    w.add_expert_used_count(config["num_experts_per_tok"])
+    w.add_expert_shared_count(config["n_shared_experts"])
+    w.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    w.add_expert_weights_scale(config["routed_scaling_factor"])
+    w.add_expert_weights_norm(config["norm_topk_prob"])
+    if config["model_type"] == "deepseek_v3":
+        w.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    if get("n_group"):
+        w.add_expert_group_count(config["n_group"])
+        w.add_expert_group_used_count(config["topk_group"])
+    return rope
+
+
+def add_settings(w, arch, config, name):
     get = config.get
     heads, dim = get("num_attention_heads", get("n_head")), get("hidden_size", get("n_embd"))
     layers = get("num_hidden_layers", get("n_layer"))
@@ -170,10 +207,14 @@ def add_settings(w, arch, config):
     w.add_feed_forward_length(get("intermediate_size", get("n_inner")))
     w.add_head_count(heads)
     if get("num_key_value_heads"):
-        w.add_head_count_kv(get("num_key_value_heads"))
+        w.add_head_count_kv(1 if arch == "deepseek2" and name not in OLD_ROWS
+                            else get("num_key_value_heads"))
     dims = get("head_dim") or dim // heads
-    w.add_key_length(dims)
-    w.add_value_length(dims)
+    if arch == "deepseek2":
+        dims = add_latent(w, config, name)
+    else:
+        w.add_key_length(dims)
+        w.add_value_length(dims)
     mean = arch in ("command-r", "cohere2", "gptneox", "gpt2", "nemotron", "phi2", "stablelm",
                     "starcoder2")
     eps = next(config[k] for k in ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon",
@@ -198,6 +239,36 @@ def add_settings(w, arch, config):
             w.add_sliding_window_pattern([t == "sliding_attention" for t in config["layer_types"]])
 
 
+def merge_experts(config, tensors):
+    """One tensor for all experts of a layer; layers behind the last are those that draft."""
+    out = {}
+    for name, data in tensors.items():
+        at = name.split(".")
+        if name.startswith("model.layers.") and int(at[2]) >= config["num_hidden_layers"]:
+            continue
+        if ".mlp.experts." not in name:
+            out[name.replace("e_score_correction_bias", "e_score_correction.bias")] = data
+        elif at[5] == "0":
+            of = [tensors[".".join(at[:5] + [str(e)] + at[6:])]
+                  for e in range(config["n_routed_experts"])]
+            out[".".join(at[:5] + at[6:])] = torch.stack(of)
+    return out
+
+
+def split_rows(config, tensors):
+    """kv_b: rows of keys, transposed, and of values, by head."""
+    out = {}
+    heads, nope = config["num_attention_heads"], config["qk_nope_head_dim"]
+    for name, data in tensors.items():
+        if ".kv_b_proj." not in name:
+            out[name] = data
+            continue
+        rows = data.view(heads, nope + config["v_head_dim"], data.shape[-1])
+        out[name.replace("kv_b", "k_b")] = rows[:, :nope].transpose(1, 2).contiguous()
+        out[name.replace("kv_b", "v_b")] = rows[:, nope:].contiguous()
+    return out
+
+
 def add_tensors(w, arch, config, folder):
     """Matrices keep their type; vectors are float32, as llama.cpp's converter writes them."""
     layers = config.get("num_hidden_layers", config.get("n_layer"))
@@ -206,10 +277,13 @@ def add_tensors(w, arch, config, folder):
     tensors = {}
     for part in sorted(p for p in os.listdir(folder) if p.endswith(".safetensors")):
         tensors.update(safetensors.torch.load_file(os.path.join(folder, part)))
+    tensors = {n.replace("model.language_model.", "model.").replace("language_model.", ""): t
+               for n, t in tensors.items() if not any(w in n for w in ("visual", "vision", "mm_projector"))}
+    if arch == "deepseek2":
+        tensors = merge_experts(config, tensors)
+        if folder.split("/")[-1] not in OLD_ROWS:
+            tensors = split_rows(config, tensors)
     for name, data in sorted(tensors.items()):
-        if "visual" in name:
-            continue
-        name = name.replace("model.language_model.", "model.")
         to = names.get_name(name, try_suffixes=(".weight", ".bias"))
         if name == "lm_head.weight":  # tied in all real Gemmas, not in the test's
             to = "output.weight"
@@ -237,7 +311,7 @@ def make_model(out, folder, arch):
         config = json.load(f)
     config = config.get("text_config", config)
     w = gguf.GGUFWriter(os.path.join(out, folder.split("/")[-1] + ".gguf"), arch)
-    add_settings(w, arch, config)
+    add_settings(w, arch, config, folder.split("/")[-1])
     add_tensors(w, arch, config, os.path.join(HERE, folder))
     finish(w)
 

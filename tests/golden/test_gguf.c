@@ -75,15 +75,18 @@ struct entry {
     const char *name;
     unsigned type;
     int rows, cols; /* rows 0: a vector */
+    int planes;     /* matrices in the tensor; 0: it is one */
 };
 
 static void add(struct file *f, const struct entry *t, const void *bytes, size_t n)
 {
     put_text(&f->tensors, t->name);
-    put(&f->tensors, t->rows > 0 ? 2 : 1, 4);
+    put(&f->tensors, t->planes > 0 ? 3 : t->rows > 0 ? 2 : 1, 4);
     put(&f->tensors, (uint64_t)t->cols, 8);
     if (t->rows > 0)
         put(&f->tensors, (uint64_t)t->rows, 8);
+    if (t->planes > 0)
+        put(&f->tensors, (uint64_t)t->planes, 8);
     put(&f->tensors, t->type, 4);
     while (f->data.len % 32 != 0)
         buf_add_byte(&f->data, '\0');
@@ -143,22 +146,25 @@ static unsigned random_byte(unsigned *seed)
     return *seed >> 24;
 }
 
-/* A matrix as blocks in f and as float32 in twin; kind NULL: the same float32 in both. */
-static void add_matrix(struct file *f, struct file *twin, const char *name, const struct kind *kind,
-                       int rows, int cols)
+/* A tensor as blocks in f and as float32 in twin; kind NULL: the same float32 in both. */
+static void add_tensor(struct file *f, struct file *twin, const struct kind *kind,
+                       const struct entry *as_floats)
 {
-    size_t n = (size_t)rows * (size_t)cols, n_blocks, size;
-    float *values = malloc(n * sizeof *values);
+    const char *name = as_floats->name;
+    size_t n = (size_t)as_floats->rows * (size_t)as_floats->cols, n_blocks, size;
+    float *values;
     unsigned seed = (unsigned)name[4] * 7919U + (unsigned)strlen(name);
-    const struct entry as_floats = {name, 0, rows, cols};
-    struct entry as_blocks = as_floats;
+    struct entry as_blocks = *as_floats;
     uint8_t *bytes;
 
+    if (as_floats->planes > 0)
+        n *= (size_t)as_floats->planes;
+    values = malloc(n * sizeof *values);
     for (size_t i = 0; i < n; i++)
         values[i] = (float)((int)random_byte(&seed) - 128) * 0x1p-9f;
     if (kind == NULL) {
-        add(f, &as_floats, values, 4 * n);
-        add(twin, &as_floats, values, 4 * n);
+        add(f, as_floats, values, 4 * n);
+        add(twin, as_floats, values, 4 * n);
         free(values);
         return;
     }
@@ -178,9 +184,17 @@ static void add_matrix(struct file *f, struct file *twin, const char *name, cons
     ref_blocks(values, kind->type, bytes, n_blocks);
     as_blocks.type = kind->number;
     add(f, &as_blocks, bytes, n_blocks * size);
-    add(twin, &as_floats, values, 4 * n);
+    add(twin, as_floats, values, 4 * n);
     free(bytes);
     free(values);
+}
+
+static void add_matrix(struct file *f, struct file *twin, const char *name, const struct kind *kind,
+                       int rows, int cols)
+{
+    const struct entry t = {.name = name, .rows = rows, .cols = cols};
+
+    add_tensor(f, twin, kind, &t);
 }
 
 static void add_settings(struct file *f)
@@ -196,14 +210,15 @@ static void add_settings(struct file *f)
     set_float(f, "llama.rope.freq_base", 10000.0f);
 }
 
-static void add_vector(struct file *f, struct file *twin, const char *name)
+static void add_vector(struct file *f, struct file *twin, const char *name, int n)
 {
+    const struct entry t = {.name = name, .cols = n};
     float ones[DIM];
 
-    for (int i = 0; i < DIM; i++)
+    for (int i = 0; i < n; i++)
         ones[i] = 1.0f + (float)(i % 7) * 0.05f;
-    add(f, &(const struct entry){name, 0, 0, DIM}, ones, sizeof ones);
-    add(twin, &(const struct entry){name, 0, 0, DIM}, ones, sizeof ones);
+    add(f, &t, ones, (size_t)n * sizeof *ones);
+    add(twin, &t, ones, (size_t)n * sizeof *ones);
 }
 
 /* Layer i; q, k, v may have types of their own, as in files of mixed types. */
@@ -223,9 +238,9 @@ static void add_layer(struct file *f, struct file *twin, int i, const struct kin
     char name[80];
 
     snprintf(name, sizeof name, "blk.%d.attn_norm.weight", i);
-    add_vector(f, twin, name);
+    add_vector(f, twin, name, DIM);
     snprintf(name, sizeof name, "blk.%d.ffn_norm.weight", i);
-    add_vector(f, twin, name);
+    add_vector(f, twin, name, DIM);
     for (size_t m = 0; m < sizeof matrices / sizeof matrices[0]; m++) {
         snprintf(name, sizeof name, "blk.%d.%s.weight", i, matrices[m].name);
         add_matrix(f, twin, name, m == 2 ? of_v : kind, matrices[m].rows, matrices[m].cols);
@@ -243,11 +258,108 @@ static void write_model(const struct kind *kind, const struct kind *of_v, const 
     if (second != NULL)
         set_number(&f, "split.count", GGUF_U32, 2);
     add_matrix(&f, &twin, "token_embd.weight", kind, VOCAB, DIM);
-    add_vector(&f, &twin, "output_norm.weight");
+    add_vector(&f, &twin, "output_norm.weight", DIM);
     add_layer(&f, &twin, 0, kind, of_v);
     add_layer(second != NULL ? &more : &f, &twin, 1, kind, of_v);
     if (second != NULL)
         finish(&more, second);
+    finish(&f, path);
+    finish(&twin, twin_path);
+}
+
+/* --- latents and experts ---------------------------------------------------------------------- */
+
+enum { EXPERTS = 4, RANK = 64, NOPE = 32, ROPE = 16, VALUE = 32 };
+
+static void add_latent_settings(struct file *f)
+{
+    static const struct {
+        const char *key;
+        unsigned value;
+    } numbers[] = {{"block_count", LAYERS},
+                   {"context_length", 512},
+                   {"embedding_length", DIM},
+                   {"feed_forward_length", FF},
+                   {"attention.head_count", HEADS},
+                   {"attention.head_count_kv", 1},
+                   {"attention.key_length", RANK + ROPE},
+                   {"attention.value_length", RANK},
+                   {"attention.key_length_mla", NOPE + ROPE},
+                   {"attention.value_length_mla", VALUE},
+                   {"attention.kv_lora_rank", RANK},
+                   {"rope.dimension_count", ROPE},
+                   {"leading_dense_block_count", 1},
+                   {"expert_count", EXPERTS},
+                   {"expert_used_count", 2},
+                   {"expert_shared_count", 1},
+                   {"expert_feed_forward_length", FF / 2},
+                   {"expert_gating_func", 2}};
+    char key[80];
+
+    set_text(f, "general.architecture", "deepseek2");
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
+        snprintf(key, sizeof key, "deepseek2.%s", numbers[i].key);
+        set_number(f, key, GGUF_U32, numbers[i].value);
+    }
+    set_float(f, "deepseek2.attention.layer_norm_rms_epsilon", 1e-5f);
+    set_float(f, "deepseek2.rope.freq_base", 10000.0f);
+}
+
+/* Layer i: the first has a dense FFN. Heads' tensors are blocks of 32, as files of K-blocks have
+ * them where rows are short. */
+static void add_latent_layer(struct file *f, struct file *twin, int i, const struct kind *kind,
+                             const struct kind *of_heads)
+{
+    const struct {
+        struct entry t;
+        const struct kind *kind;
+        int from, to; /* layers that have it */
+    } tensors[] = {{{"attn_norm.weight", 0, 0, DIM, 0}, NULL, 0, 1},
+                   {{"ffn_norm.weight", 0, 0, DIM, 0}, NULL, 0, 1},
+                   {{"attn_kv_a_norm.weight", 0, 0, RANK, 0}, NULL, 0, 1},
+                   {{"attn_q.weight", 0, HEADS * (NOPE + ROPE), DIM, 0}, kind, 0, 1},
+                   {{"attn_kv_a_mqa.weight", 0, RANK + ROPE, DIM, 0}, kind, 0, 1},
+                   {{"attn_k_b.weight", 0, RANK, NOPE, HEADS}, of_heads, 0, 1},
+                   {{"attn_v_b.weight", 0, VALUE, RANK, HEADS}, of_heads, 0, 1},
+                   {{"attn_output.weight", 0, DIM, HEADS * VALUE, 0}, of_heads, 0, 1},
+                   {{"ffn_gate.weight", 0, FF, DIM, 0}, kind, 0, 0},
+                   {{"ffn_up.weight", 0, FF, DIM, 0}, kind, 0, 0},
+                   {{"ffn_down.weight", 0, DIM, FF, 0}, kind, 0, 0},
+                   {{"ffn_gate_inp.weight", 0, EXPERTS, DIM, 0}, NULL, 1, 1},
+                   {{"exp_probs_b.bias", 0, 0, EXPERTS, 0}, NULL, 1, 1},
+                   {{"ffn_gate_exps.weight", 0, FF / 2, DIM, EXPERTS}, kind, 1, 1},
+                   {{"ffn_up_exps.weight", 0, FF / 2, DIM, EXPERTS}, kind, 1, 1},
+                   {{"ffn_down_exps.weight", 0, DIM, FF / 2, EXPERTS}, kind, 1, 1},
+                   {{"ffn_gate_shexp.weight", 0, FF / 2, DIM, 0}, kind, 1, 1},
+                   {{"ffn_up_shexp.weight", 0, FF / 2, DIM, 0}, kind, 1, 1},
+                   {{"ffn_down_shexp.weight", 0, DIM, FF / 2, 0}, kind, 1, 1}};
+    char name[80];
+
+    for (size_t k = 0; k < sizeof tensors / sizeof tensors[0]; k++) {
+        struct entry t = tensors[k].t;
+
+        if (i < tensors[k].from || i > tensors[k].to)
+            continue;
+        snprintf(name, sizeof name, "blk.%d.%s", i, t.name);
+        t.name = name;
+        if (t.rows == 0) /* numbers of 1 and around it */
+            add_vector(f, twin, name, t.cols);
+        else
+            add_tensor(f, twin, tensors[k].kind, &t);
+    }
+}
+
+static void write_latent(const struct kind *kind, const struct kind *of_heads, const char *path,
+                         const char *twin_path)
+{
+    struct file f = {.n_tensors = 0}, twin = {.n_tensors = 0};
+
+    add_latent_settings(&f);
+    add_latent_settings(&twin);
+    add_matrix(&f, &twin, "token_embd.weight", kind, VOCAB, DIM);
+    add_vector(&f, &twin, "output_norm.weight", DIM);
+    for (int i = 0; i < LAYERS; i++)
+        add_latent_layer(&f, &twin, i, kind, of_heads);
     finish(&f, path);
     finish(&twin, twin_path);
 }
@@ -361,6 +473,22 @@ static void test_sets(void)
     ok(logits_of(path, 1, &rc) == NULL && rc == ERR_NOT_FOUND, "so is the first without it");
 }
 
+/* Latent attention and experts, alone and over two ranks: with K-blocks, and with blocks of 32. */
+static void test_latents(void)
+{
+    static const int of[][2] = {{7, 4}, {9, 4}, {0, 0}, {4, 4}}; /* Q4_K, Q6_K, Q4_0, Q8_0 */
+    char path[200], twin[200], what[80];
+
+    snprintf(path, sizeof path, "%s/mixed.gguf", root);
+    snprintf(twin, sizeof twin, "%s/twin.gguf", root);
+    for (size_t i = 0; i < sizeof of / sizeof of[0]; i++) {
+        write_latent(&kinds[of[i][0]], &kinds[of[i][1]], path, twin);
+        snprintf(what, sizeof what, "deepseek2 in %s", kinds[of[i][0]].name);
+        compare(what, path, twin, 1);
+        compare(what, path, twin, 2);
+    }
+}
+
 /* What cannot be computed is refused. */
 static void test_refused(void)
 {
@@ -391,7 +519,9 @@ static void test_refused(void)
         ok(logits_of(path, 1, &rc) == NULL && rc == wrong[i].rc, "%s is refused", wrong[i].what);
     }
     add_settings(&twin); /* a type that is known, and not read */
-    add(&twin, &(const struct entry){"output_norm.weight", 16, VOCAB, 256}, zeros, sizeof zeros);
+    add(&twin,
+        &(const struct entry){.name = "output_norm.weight", .type = 16, .rows = VOCAB, .cols = 256},
+        zeros, sizeof zeros);
     finish(&twin, path);
     ok(logits_of(path, 1, &rc) == NULL && rc != ERR_OK, "a type that is not read is refused");
 }
@@ -418,6 +548,7 @@ int main(void)
         tap_skip_all("no temporary folder");
     test_kinds();
     test_sets();
+    test_latents();
     test_refused();
     remove_all();
     return tap_done();

@@ -341,3 +341,55 @@ def latent():
                 add("%s.%s" % (stem, part), [24, dim], 0.06)
             add("%s.down_proj" % stem, [dim, 24], 0.06)
     return write_folder("latent", config, tensors)
+
+
+@functools.lru_cache(maxsize=None)
+def small(kinds=""):
+    """A small model of noise, with the demo model's tokens: a letter for each layer, d for Gated
+    DeltaNet, f for attention, as in Qwen3.5; without letters four layers of Qwen3. In both a page of
+    16 tokens has 1 KiB, for a single layer in the first; a state of that takes 196 pages."""
+    draw = random.Random(1)
+    own = read_config()
+    dim, ff, head, vocab = 32, 32, 16, own["vocab_size"]
+    hybrid = bool(kinds)
+    config = {"architectures": ["Qwen3_5ForCausalLM" if hybrid else "Qwen3ForCausalLM"],
+              "model_type": "qwen3_5_text" if hybrid else "qwen3", "hidden_size": dim,
+              "intermediate_size": ff, "num_attention_heads": 2, "num_key_value_heads": 1,
+              "head_dim": head, "num_hidden_layers": len(kinds) or 1, "vocab_size": vocab,
+              "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "max_position_embeddings": 32768,
+              "tie_word_embeddings": True, "hidden_act": "silu", "torch_dtype": "bfloat16",
+              "eos_token_id": own.get("eos_token_id"), "bos_token_id": own.get("bos_token_id")}
+    tensors = []
+
+    def add(name, shape, deviation, mean=0.0):
+        tensors.append((name + ".weight" if name[-4:] not in ("_log", "bias") else name, shape,
+                        noise(draw, shape, deviation, mean)))
+
+    norm = 0.0 if hybrid else 1.0
+    add("model.embed_tokens", [vocab, dim], 0.5)
+    add("model.norm", [dim], 0.1, norm)
+    if hybrid:
+        config.update(layer_types=[{"d": "linear_attention", "f": "full_attention"}[k] for k in kinds],
+                      linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=64,
+                      linear_value_head_dim=64, linear_conv_kernel_dim=4)
+    for i, kind in enumerate(kinds or "f"):
+        stem = "model.layers.%d." % i
+        for part in ("input_layernorm", "post_attention_layernorm"):
+            add(stem + part, [dim], 0.1, norm)
+        for part, shape in (("gate", [ff, dim]), ("up", [ff, dim]), ("down", [dim, ff])):
+            add("%smlp.%s_proj" % (stem, part), shape, 0.1)
+        if kind == "f":
+            for part, shape in (("q", [(2 if hybrid else 1) * 2 * head, dim]), ("k", [head, dim]),
+                                ("v", [head, dim]), ("o", [dim, 2 * head])):
+                add("%sself_attn.%s_proj" % (stem, part), shape, 0.1)
+            for part in "qk":
+                add("%sself_attn.%s_norm" % (stem, part), [head], 0.1, norm)
+            continue
+        for part, rows in (("qkv", 512), ("z", 256), ("b", 4), ("a", 4)):
+            add("%slinear_attn.in_proj_%s" % (stem, part), [rows, dim], 0.1)
+        add(stem + "linear_attn.conv1d", [512, 1, 4], 0.6)
+        add(stem + "linear_attn.A_log", [4], 1.0, -3.0)
+        add(stem + "linear_attn.dt_bias", [4], 0.5)
+        add(stem + "linear_attn.norm", [64], 0.1, 1.0)
+        add(stem + "linear_attn.out_proj", [dim, 256], 0.1)
+    return write_folder("small-%s" % (kinds or "f"), config, tensors)

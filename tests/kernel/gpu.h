@@ -127,6 +127,21 @@ static inline k_bf16 *gpu_bf16(const float *f, size_t n)
     return dev;
 }
 
+/* Such numbers as bfloat16, where the floats were. */
+static inline void gpu_narrow(void *numbers, size_t n)
+{
+    char *bytes = numbers;
+
+    for (size_t i = 0; i < n; i++) {
+        k_bf16 h;
+        float f;
+
+        memcpy(&f, bytes + 4 * i, sizeof f);
+        h = gpu_round(f);
+        memcpy(bytes + 2 * i, &h, sizeof h);
+    }
+}
+
 /* The device's bfloat16 array as floats; bails out on a broken guard band. */
 static inline float *gpu_floats(const k_bf16 *dev, size_t n)
 {

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/e4m3.h"
 #include "tests/kernel/played.h"
 #include "tests/tap.h"
 
@@ -123,6 +124,30 @@ static float *make_turns(int rope_dim)
     return turns;
 }
 
+/* The numbers of pages, of either type. */
+static float *numbers_of(const struct k_kv *kv, size_t n)
+{
+    float *f;
+
+    if (kv->type == K_BF16)
+        return floats_of(kv->pages, n);
+    f = malloc(n * sizeof *f);
+    for (size_t i = 0; i < n; i++)
+        f[i] = k_e4m3_value(((const k_e4m3 *)kv->pages)[i]) * kv->k_scale;
+    return f;
+}
+
+/* Rows in pages of e4m3: those of the reference, rounded. */
+static void compare_rounded(const struct k_kv *kv, const float *want, size_t n)
+{
+    const k_e4m3 *got = kv->pages;
+    size_t n_other = 0;
+
+    for (size_t i = 0; i < n; i++)
+        n_other += got[i] != k_e4m3_round(want[i] / kv->k_scale);
+    ok(n_other <= n / 1000, "rows in the pages: %zu of %zu are rounded otherwise", n_other, n);
+}
+
 /* The steps' results, one after another, each against the reference on the input that it had. */
 static void compare_all(const struct played_latent *p, struct k_latent l, float *pages,
                         const float *rows, const float *queries)
@@ -137,11 +162,14 @@ static void compare_all(const struct played_latent *p, struct k_latent l, float 
 
     kv.pages = pages;
     ref_latent_keys(rows, &l, &kv, &p->t, 0, TOKENS);
-    compare(p->kv.pages, pages, 0, n_pages, "rows in the pages");
+    if (p->kv.type == K_BF16)
+        compare(p->kv.pages, pages, 0, n_pages, "rows in the pages");
+    else
+        compare_rounded(&p->kv, pages, n_pages);
     for (int i = 0; i < TOKENS * s->n_heads; i++)
         ref_latent_queries(want, queries, &l, &p->t, i / s->n_heads, i % s->n_heads);
     compare(p->absorbed, want, 0, heads * row, "absorbed queries");
-    kv.pages = floats_of(p->kv.pages, n_pages);
+    kv.pages = numbers_of(&p->kv, n_pages);
     for (int i = 1; i < TOKENS; i++)
         ref_attn(want, absorbed, &kv, &p->t, s->n_heads, p->scale, i, 0, scratch);
     compare(p->sums, want, first * rank, heads * rank, "attention");
@@ -151,7 +179,18 @@ static void compare_all(const struct played_latent *p, struct k_latent l, float 
     free(absorbed), free(sums), free(want), free(kv.pages);
 }
 
-static void check(const struct k_latent_shape *s, bool interleaved)
+/* Earlier rows as pages of e4m3 have them: the floats become their values. */
+static void round_pages(void *pages, float *floats, size_t n, float scale)
+{
+    k_e4m3 *bytes = pages;
+
+    for (size_t i = 0; i < n; i++) {
+        bytes[i] = k_e4m3_round(floats[i] / scale);
+        floats[i] = k_e4m3_value(bytes[i]) * scale;
+    }
+}
+
+static void check(const struct k_latent_shape *s, bool interleaved, enum k_type type)
 {
     size_t row = (size_t)k_latent_row(s), heads = TOKENS * (size_t)s->n_heads;
     size_t elems = BEFORE + PAGE * row, rank = (size_t)s->kv_rank;
@@ -176,10 +215,12 @@ static void check(const struct k_latent_shape *s, bool interleaved)
                          .head_dim = (int)row,
                          .value_dim = s->kv_rank,
                          .page_tokens = PAGE,
-                         .type = K_BF16,
-                         .k_scale = 1.0f,
-                         .v_scale = 1.0f,
+                         .type = type,
+                         .k_scale = type == K_BF16 ? 1.0f : 0.5f,
+                         .v_scale = type == K_BF16 ? 1.0f : 0.5f,
                          .is_shared = true};
+    if (type != K_BF16)
+        round_pages(pages, host_pages, N_PAGES * elems, p.kv.k_scale);
     k_attn_tiles(tile_seqs, tile_starts, &p.plan, &p.t, s->n_heads);
     p.plan.tile_seqs = tile_seqs;
     p.plan.tile_starts = tile_starts;
@@ -190,7 +231,8 @@ static void check(const struct k_latent_shape *s, bool interleaved)
     p.absorbed = calloc(heads * row, sizeof *p.absorbed);
     p.sums = calloc(heads * rank, sizeof *p.sums);
     p.out = calloc(heads * (size_t)s->v_dim, sizeof *p.out);
-    printf("# %d heads of %d and %d, latents of %zu\n", s->n_heads, s->nope_dim, s->v_dim, row);
+    printf("# %d heads of %d and %d, latents of %zu in %s\n", s->n_heads, s->nope_dim, s->v_dim,
+           row, type == K_BF16 ? "bf16" : "e4m3");
     ok(played_latent(&p) == 0, "no lane waits in vain");
     compare_all(&p, l, host_pages, host_rows, host_queries);
     free(host_norm), free(host_up), free(turns), free(norm), free(up);
@@ -202,6 +244,8 @@ int main(void)
 {
     seed = tap_seed(1);
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
-        check(&shapes[i].shape, shapes[i].interleaved);
+        check(&shapes[i].shape, shapes[i].interleaved, K_BF16);
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i += 3) /* whole rows, and odd ones */
+        check(&shapes[i].shape, shapes[i].interleaved, K_E4M3);
     return tap_done();
 }

@@ -43,6 +43,28 @@ static const char *answer_chunk_object(const struct exchange *x)
     return "text_completion";
 }
 
+void answer_groups(const struct gen *gens, int n_gens, int step, struct buf *b)
+{
+    static const char *const names[WIRE_GROUPS] = {"full", "window", "state"};
+    const char *before = ",\"cached_tokens_by_group\":{";
+
+    for (int group = 0; group < WIRE_GROUPS; group++) {
+        unsigned long long n = 0;
+        bool any = false;
+
+        for (int i = 0; i < n_gens; i += step) {
+            any = any || gens[i].found[group] > 0;
+            n += gens[i].found[group] > 0 ? gens[i].found[group] - 1 : 0;
+        }
+        if (!any)
+            continue;
+        buf_printf(b, "%s\"%s\":%llu", before, names[group], n);
+        before = ",";
+    }
+    if (before[1] == '\0')
+        buf_add_byte(b, '}');
+}
+
 /* Tokens are counted per prompt, not per choice: choices of one prompt share it. Tokens of
  * reasoning are a part of the output and are also reported separately, when the model has
  * reasoning. */
@@ -71,8 +93,10 @@ void answer_usage(const struct exchange *x, struct buf *b)
     }
     buf_printf(b,
                "\"usage\":{\"prompt_tokens\":%llu,\"completion_tokens\":%llu,"
-               "\"total_tokens\":%llu,\"prompt_tokens_details\":{\"cached_tokens\":%llu}",
+               "\"total_tokens\":%llu,\"prompt_tokens_details\":{\"cached_tokens\":%llu",
                prompt, output, prompt + output, cached);
+    answer_groups(x->gens, x->n_gens, x->n, b);
+    buf_add_byte(b, '}');
     if (reasons)
         buf_printf(b, ",\"completion_tokens_details\":{\"reasoning_tokens\":%llu}", reasoning);
     buf_add_byte(b, '}');

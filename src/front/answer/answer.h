@@ -37,6 +37,10 @@ void answer_kserve_body(struct exchange *x);
 void answer_object(const struct exchange *x, struct buf *b, const char *object);
 void answer_reasons(const struct exchange *x, struct buf *b, const struct gen *g);
 
+/* Append ,"cached_tokens_by_group":{...}, the prompt tokens that the layers of each kind could have
+ * served: the sum over every step-th of gens. Nothing for a model with one kind of layers. */
+void answer_groups(const struct gen *gens, int n_gens, int step, struct buf *b);
+
 /* Append "usage":{...}; "name":[ids]. */
 void answer_usage(const struct exchange *x, struct buf *b);
 void answer_ids(struct buf *b, const char *name, const int32_t *ids, size_t n);

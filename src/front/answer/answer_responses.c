@@ -120,10 +120,13 @@ static void responses_usage(const struct gen *g, struct buf *b)
 
     buf_printf(b,
                ",\"usage\":{\"input_tokens\":%u,\"input_tokens_details\":{\"cached_tokens\":%u,"
-               "\"cache_write_tokens\":0},\"output_tokens\":%u,"
-               "\"output_tokens_details\":{\"reasoning_tokens\":%u},\"total_tokens\":%llu}",
-               g->n_prompt, g->n_cached, n_output, g->speech->n_reasoning,
-               (unsigned long long)g->n_prompt + n_output);
+               "\"cache_write_tokens\":0",
+               g->n_prompt, g->n_cached);
+    answer_groups(g, 1, 1, b);
+    buf_printf(b,
+               "},\"output_tokens\":%u,\"output_tokens_details\":{\"reasoning_tokens\":%u},"
+               "\"total_tokens\":%llu}",
+               n_output, g->speech->n_reasoning, (unsigned long long)g->n_prompt + n_output);
 }
 
 /* The status of the response for the state of its generation. */

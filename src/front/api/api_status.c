@@ -116,7 +116,7 @@ static void api_metric_value(const struct api_engines *all, struct buf *b, enum 
         const struct api_engine *engine = &all->at[i];
         unsigned long long v;
 
-        if (engine->stats == NULL)
+        if (engine->stats == NULL || !wire_stats_has(engine->stats, id))
             continue;
         v = atomic_load_explicit(&engine->stats->values[id], memory_order_relaxed);
         buf_add_text(b, name);

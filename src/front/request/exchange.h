@@ -99,12 +99,13 @@ struct gen {
     struct wire_request request; /* the part that the fields set; the rest is added at submission */
     struct token_list tokens;    /* prompt, then output */
     uint32_t n_prompt;
-    uint32_t n_cached;    /* prompt tokens found in the prefix cache */
-    struct link *link;    /* to the engine that it was submitted to last; NULL: none yet */
-    int64_t slot;         /* in that engine's lane, or -1 */
-    int only;             /* 1 + the index of the one engine that it is for; 0: any */
-    int n_submits;        /* engines that it was submitted to */
-    int n_lost;           /* of these, engines that died meanwhile */
+    uint32_t n_cached;           /* prompt tokens found in the prefix cache */
+    uint32_t found[WIRE_GROUPS]; /* 1 + the prompt tokens of a WIRE_FOUND; 0: there was none */
+    struct link *link;           /* to the engine that it was submitted to last; NULL: none yet */
+    int64_t slot;                /* in that engine's lane, or -1 */
+    int only;                    /* 1 + the index of the one engine that it is for; 0: any */
+    int n_submits;               /* engines that it was submitted to */
+    int n_lost;                  /* of these, engines that died meanwhile */
     const uint32_t *held; /* [engines], prompt tokens that each had in its cache when the request
                            * was read; in the arena; NULL: not known */
     bool admitted;

@@ -199,6 +199,14 @@ static void streamer_row(struct gen *g, const struct wire_out *o)
         logprobs_row(g, o, engine->n_vocab);
 }
 
+/* Only the first engine's numbers are kept, as of n_cached. */
+static void streamer_found(struct gen *g, const struct wire_out *o)
+{
+    if (o->amount < WIRE_GROUPS && g->found[o->amount] == 0)
+        g->found[o->amount] =
+            (uint32_t)o->value < g->n_prompt ? 1 + (uint32_t)o->value : 1 + g->n_prompt;
+}
+
 /* One record of a generation that is not cancelled. */
 static void streamer_record(struct streamer *s, struct gen *g, const struct wire_out *o)
 {
@@ -215,6 +223,7 @@ static void streamer_record(struct streamer *s, struct gen *g, const struct wire
         g->admitted = true;
         answer_begin(x);
         break;
+    case WIRE_FOUND: streamer_found(g, o); break;
     case WIRE_TOKEN: streamer_token(s, g, o); break;
     case WIRE_FINISHED: streamer_finished(s, g, o); break;
     case WIRE_PROMPT_CHOSEN:

@@ -460,6 +460,8 @@ static void test_prefix(void)
     is_int(tables_match(&w.sched.tables, q, &chain), 4, "four pages of the shared half are found");
     (void)world_step(&w);
     is_int(q->n_cached, 16, "and counted as cached");
+    ok(q->n_found[CACHE_FULL] == 16 && q->n_branch == 0,
+       "a model without states found no more, and misses no snapshot");
     for (int i = 0; i < 8; i++)
         (void)world_step(&w);
     q = world_add(&w, 32, 1, 0, 3);
