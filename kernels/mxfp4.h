@@ -2,7 +2,7 @@
  *
  * The arrangement of the matrices of experts whose elements are floats of 4 bits (e2m1), with an
  * exponent for each 32 columns of a row (k_format_mxfp4()): that of packed.h with 4 bits, groups of
- * 32, scales of one byte and no zeros.
+ * 32, scales of one byte and no zeros, whose words of codes are spread as those of floats are.
  *
  *   expert -> strips of 16 rows -> records of 16 rows x 128 columns: 1024 bytes of codes, then
  *   exponents [4 groups][16 rows]

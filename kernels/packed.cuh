@@ -85,17 +85,6 @@ static __device__ inline struct packed_numbers packed_numbers_of(const char *rec
  * has at most six significant bits: exact. */
 #define FLOAT_SCALE 0x6f006f00U /* the exponent 222, twice */
 
-/* A word of codes as four of bfloat16: nine instructions for eight weights. */
-static __device__ __forceinline__ void packed_floats(uint32_t (&two)[4], uint32_t codes)
-{
-    const uint32_t mask = 0x81c081c0U;
-
-    two[0] = codes << 6 & mask;
-    two[1] = codes << 2 & mask;
-    two[2] = __funnelshift_r(codes, codes, 4) & mask;
-    two[3] = (codes & 0x81808180U) | (codes >> 8 & 0x00400040U);
-}
-
 /* The scales of rows g and g + 8, in the halves of a word. bytes: of two groups, as the record has
  * them; pick: the selector of the group's two bytes. */
 #define FLOAT_PICK(group) ((group) % 2 == 0 ? 0x4140U : 0x4342U)
@@ -118,7 +107,7 @@ static __device__ __forceinline__ void packed_float_operand(uint32_t (&a)[4], ui
         : "=r"(low), "=r"(high)
         : "r"(scales));
 #endif
-    packed_floats(a, codes);
+    float4_widen(a, codes);
     a[0] = mxfp4_times(a[0], low);
     a[1] = mxfp4_times(a[1], high);
     a[2] = mxfp4_times(a[2], low);
