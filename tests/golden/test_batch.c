@@ -319,7 +319,7 @@ int main(void)
     static const int n_ranks[] = {1, 2, 4};
     unsigned seed = tap_seed(1);
 
-    is_long = getenv("QUIRE_TEST_LONG") != NULL;
+    is_long = tap_is_long();
     log_set_level(LOG_LEVEL_WARN);
     r = malloc(sizeof *r);
     for (size_t i = 0; i < sizeof models / sizeof models[0]; i++) {

@@ -213,7 +213,7 @@ static void check_model(const char *name, const char *folder, const char *golden
                         struct parallel parallel)
 {
     /* Two threads of a small model wait for each other; a run of minutes has them in one model. */
-    bool is_long = getenv("QUIRE_TEST_LONG") != NULL;
+    bool is_long = tap_is_long();
     bool one_thread = !is_long && strcmp(name, "demo") != 0;
     struct model_options o = {.dir = folder,
                               .kernels = getenv("QUIRE_TEST_KERNELS"),
