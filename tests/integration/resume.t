@@ -18,7 +18,7 @@ chat = "/v1/chat/completions"
 ROUNDS = int(os.environ.get("ROUNDS") or (5 if LONG else 2))
 SECONDS = float(os.environ.get("ROUNDS_SECONDS") or 600)
 draw_seed(tap)
-N_STREAMS = 64 if LONG else 24
+N_STREAMS = 64 if LONG else 16
 LENGTH = 120 if DEVICE == "cpu" else 1500
 schema = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 40},
                                            "tags": {"type": "array", "items": {"enum": ["a", "b"]},
