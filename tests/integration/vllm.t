@@ -184,9 +184,10 @@ def completions(s):
 
 def tokens(s):
     """generate by itself, and what is no request."""
-    ids = post(s, "/tokenize", {"prompt": "Once upon a time"})["tokens"]
+    ids = post(s, "/tokenize", s.chat("Count from 1 to 20."))["tokens"]  # which comes to its end
     r = post(s, GENERATE, {"token_ids": ids, "sampling_params": {"temperature": 0}})
     tap.ok(len(r["choices"][0]["token_ids"]) > 16, "without max_tokens there are more than 16", r)
+    ids = post(s, "/tokenize", {"prompt": "Once upon a time"})["tokens"]
     tap.ok(r["request_id"].startswith("generate-tokens-"), "a name where none was given", r)
     r = post(s, GENERATE, {"token_ids": ids, "request_id": "mine-1", "model": MODEL_NAME,
                            "sampling_params": {"temperature": 0, "max_tokens": 4, "logprobs": 1}})
