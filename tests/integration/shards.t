@@ -137,8 +137,10 @@ with tap.section("the work of each rank"), \
                           "--engine-socket", s.engine_socket], capture_output=True, text=True)
     tap.eq([x[:15] for x in top.stdout.splitlines() if "in sums over ranks" in x],
            ["stage %d rank %d:" % (i, k) for i in (0, 1) for k in (0, 1)], "quire top as well")
-    r = subprocess.run([os.path.join(BUILDDIR, "quire"), "bench", "latency", "--model", MODEL,
-                        "--device", "cpu", "--tensor-parallel-size", "2"],
+    r = subprocess.run([os.path.join(BUILDDIR, "quire"), "bench", "throughput", "--model", MODEL,
+                        "--device", "cpu", "--tensor-parallel-size", "2", "--num-prompts", "2",
+                        "--input-len", "64", "--output-len", "32", "--num-pages", "64",
+                        "--max-model-len", "128"],
                        capture_output=True, text=True, timeout=120)
     tap.ok("stage 0 rank 1: " in r.stdout, "and quire bench", r.stdout + r.stderr)
 
