@@ -77,7 +77,7 @@ def same(got, want):
         for i, d in want[2].items())
 
 
-with Stack(host="256M", store=True) as s:
+with Stack(host="64M", store=True) as s:
     asked = bodies(s)
     want = [told(t) for t in crowd(N_STREAMS, lambda i: s.stream(chat, asked[i]), 300)]
     tap.eq([i for i, w in enumerate(want) if not w[0] or w[1]], [], "undisturbed streams are whole")
