@@ -159,7 +159,7 @@ with tap.section("full"), \
 
 # --- where a request goes ------------------------------------------------------------------------
 
-with tap.section("prefixes"), Stack(n_engines=3, front=ADMIN, host="64M", store=True) as s:
+with tap.section("prefixes"), Stack(n_engines=3, front=ADMIN, host="32M", store=True) as s:
     chats = [[{"role": "user", "content": "Chat %d. %s" % (i, STORY)}] for i in range(9)]
     misses, longest, n_pages = [], [0] * len(chats), 0
     for turn in range(4):
@@ -325,7 +325,7 @@ with tap.section("one that hangs"), Stack(n_engines=2, n_fronts=1) as s:
     tap.ok(until(lambda: s.get("/health").json == {"engines": 2, "healthy": 2}), "both are well")
 
 with tap.section("sleep"), \
-        Stack(n_engines=3, front=ADMIN, host="64M", engine=["--sleep-after-s", 1000]) as s:
+        Stack(n_engines=3, front=ADMIN, host="32M", engine=["--sleep-after-s", 1000]) as s:
     tap.eq(admin(s, "POST", "/sleep").json, {"is_sleeping": True}, "all are put to sleep")
     tap.ok(s.is_sleeping(), "/is_sleeping says so")
     tap.eq(of(s, "vllm:engine_sleep_state", sleep_state="awake"), {0: 0, 1: 0, 2: 0},

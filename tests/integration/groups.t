@@ -97,7 +97,7 @@ for name, make, has_states in KINDS:
     with Stack(model=folder, engine=["--enable-prefix-caching", "false"]) as s:
         want = conversation(s, prompts)
         tap.eq(len({str(w) for w in want}), len(want), "each prompt has an answer of its own")
-    with Stack(model=folder, host="64M", store=True, engine=["--max-num-batched-tokens", 96]) as s:
+    with Stack(model=folder, host="24M", store=True, engine=["--max-num-batched-tokens", 96]) as s:
         agree(conversation(s, prompts), want, "what is said from a cache, in chunks, is the same")
         again = [say(s, p) for p in prompts]
         agree([a for a, _ in again], want[::3], "and when it is asked again")

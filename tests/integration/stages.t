@@ -127,7 +127,7 @@ with tap.section("few pages"), \
     tap.eq(got, [want[i % len(want)] for i in range(24)], "preempted sequences say the same")
     tap.ok(s.metric("vllm:num_preemptions_total") > 0, "and some were")
 
-with tap.section("sleep"), Stack(engine=stages(2) + ["--sleep-after-s", 1], host="64M") as s:
+with tap.section("sleep"), Stack(engine=stages(2) + ["--sleep-after-s", 1], host="32M") as s:
     for turn in range(2):
         got, cached = ask_all(s)
         tap.ok(got == want and (turn == 0 or hits(cached)), "awake, turn %d" % turn, str(cached))
@@ -137,7 +137,7 @@ with tap.section("sleep"), Stack(engine=stages(2) + ["--sleep-after-s", 1], host
     tap.eq(say(s, PROMPTS[-1])[0], want[-1], "awake once more")
 
 with tap.section("one rank cannot wake"), \
-        Stack(engine=stages(2, 2) + ["--sleep-after-s", 1], host="64M",
+        Stack(engine=stages(2, 2) + ["--sleep-after-s", 1], host="32M",
               env={"QUIRE_FAULT": "device_wake:3"}) as s:
     tap.eq(say(s, PROMPTS[3])[0], want[3], "awake")
     tap.ok(until(s.is_sleeping), "it falls asleep", s.logs())
@@ -145,7 +145,7 @@ with tap.section("one rank cannot wake"), \
     tap.ok("cannot wake" in s.engine.said() and not s.engine.exits, "in the same life", s.logs())
 
 with tap.section("one rank cannot sleep"), \
-        Stack(engine=stages(2) + ["--sleep-after-s", 1], host="64M",
+        Stack(engine=stages(2) + ["--sleep-after-s", 1], host="32M",
               env={"QUIRE_FAULT": "device_sleep:2"}) as s:
     tap.eq(say(s, PROMPTS[3])[0], want[3], "awake")
     tap.ok(until(lambda: "cannot sleep" in s.engine.said()), "it stays awake", s.logs())
@@ -166,7 +166,7 @@ for name, make in (("windows beside all tokens", lambda: twin.windows(48, (2, 5)
     with tap.section(name):
         folder, said = make(), []
         for n, ranks in ((1, 1), (2, 1), (4, 1), (2, 2)):
-            with Stack(model=folder, engine=stages(n, ranks), host="64M") as s:
+            with Stack(model=folder, engine=stages(n, ranks), host="32M") as s:
                 texts, _ = ask_all(s)
                 tap.ok(another_life(s, signal.SIGTERM), "a restart")
                 again, cached = ask_all(s)
