@@ -40,7 +40,7 @@ EXTRAS = [dict(), dict(repetition_penalty=1.3), dict(logprobs=3), dict(logit_bia
           dict(structured_outputs=dict(regex="[a-z ]{20,40}")), dict(frequency_penalty=0.7)]
 
 
-def say(s, prompt, n=24, **more):
+def say(s, prompt, n=24 if LONG else 16, **more):
     """The text, and how many tokens of the prompt were cached."""
     r = s.post(TEXT, dict(dict(prompt=prompt, max_tokens=n, temperature=0, ignore_eos=True), **more))
     if r.status != 200:
@@ -111,7 +111,7 @@ for n, ranks in ((2, 1), (4, 1), (2, 2)):
         for t in threads:
             t.join()
         tap.eq([t for _, t in sorted(got)], want, "under kills the same")
-        for other in (6 - n, 1, n):
+        for other in (6 - n, 1, n) if LONG or (n, ranks) == (2, 1) else (6 - n,):
             tap.ok(with_stages(s, other), "a restart with %d stages" % other)
             got, cached = ask_all(s)
             tap.ok(got == want and hits(cached), "which says the same, from the same pages",
@@ -165,7 +165,7 @@ for name, make in (("windows beside all tokens", lambda: twin.windows(48, (2, 5)
                    ("states, windows and all tokens", lambda: twin.states("rfwrwf"))):
     with tap.section(name):
         folder, said = make(), []
-        for n, ranks in ((1, 1), (2, 1), (4, 1), (2, 2)):
+        for n, ranks in ((1, 1), (2, 1), (4, 1), (2, 2)) if LONG else ((1, 1), (4, 1), (2, 2)):
             with Stack(model=folder, engine=stages(n, ranks), host="32M") as s:
                 texts, _ = ask_all(s)
                 tap.ok(another_life(s, signal.SIGTERM), "a restart")
