@@ -14,6 +14,7 @@ need_nginx()
 tap = Tap()
 chat = "/v1/chat/completions"
 N = 200 if LONG else 100
+N_SLOW = 600 if LONG else 400  # tokens of each choice of a slow reader
 
 
 def numbers(text):
@@ -124,7 +125,7 @@ with tap.section("client that stops reading"), Stack(front=["--client-stall-s", 
     stuck.close()
 
     # A slow one that reads on gets everything.
-    slow = s.open_stream("/v1/completions", dict(many, prompt=["Count"] * 2, max_tokens=600),
+    slow = s.open_stream("/v1/completions", dict(many, prompt=["Count"] * 2, max_tokens=N_SLOW),
                          receive_bytes=2048)
     n, text = 0, {0: "", 1: ""}
     for event in slow:
@@ -133,7 +134,7 @@ with tap.section("client that stops reading"), Stack(front=["--client-stall-s", 
         n += 1
         if n % 100 == 0:
             time.sleep(0.2)
-    quick = s.post("/v1/completions", dict(many, prompt=["Count"] * 2, max_tokens=600))
+    quick = s.post("/v1/completions", dict(many, prompt=["Count"] * 2, max_tokens=N_SLOW))
     tap.ok(slow.done, "a slow reader gets its [DONE]")
     tap.eq([text[0], text[1]], [c["text"] for c in quick.json["choices"]], "and the whole text")
 
