@@ -250,8 +250,8 @@ static void check_model(const char *name, const char *folder, const char *golden
         struct golden g = next_golden(n_vocab);
 
         check_logits(r, &g, name, n_vocab, i, parallel);
-        /* Each step of ranks and stages is several meetings of threads: of these the last prompt, the
-         * longest, has small steps. */
+        /* Each step of ranks and stages is several meetings of threads: of these the last prompt,
+         * the longest, has small steps. */
         if (i == n_cases - 1 || is_long || parallel.n_ranks * parallel.n_stages == 1) {
             if (is_long || g.n_prompt <= FEW_LEN)
                 check_few(r, &g, name, n_vocab);

@@ -2,8 +2,8 @@
  *
  * Goal: whichever pass of whichever fault point of the two lower tiers fails, no page comes back
  * wrong, lists and tables agree, nothing that lay there before is lost by an opening that failed,
- * and afterwards the tier works. Method: 3,000 short lives (10,000 in a long run) of a real store and
- * a real host file, each with one point armed at its n-th pass, once or from there on. */
+ * and afterwards the tier works. Method: 3,000 short lives (10,000 in a long run) of a real store
+ * and a real host file, each with one point armed at its n-th pass, once or from there on. */
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
