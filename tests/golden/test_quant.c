@@ -804,7 +804,7 @@ int main(void)
     const char *device = getenv("QUIRE_TEST_DEVICE");
     static int32_t text[RUN_TOKENS];
     struct demo d = {.files = NULL};
-    int n = golden_text(text, 400), n_right = 0;
+    int n = golden_text(text, tap_is_long() ? 400 : 200), n_right = 0;
     float *plain;
     size_t len;
     char path[4300];
