@@ -285,6 +285,8 @@ static __device__ inline int route_choose_in(const route_args &a, int token, boo
     int n = a.r.n_experts;
 
     shared += (size_t)(threadIdx.x / 32) * n;
+    if (n <= 32)
+        return route_choose<1>(a, token, is_padding, shared);
     if (n <= 128)
         return route_choose<4>(a, token, is_padding, shared);
     if (n <= 256)
