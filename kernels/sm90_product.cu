@@ -851,7 +851,7 @@ template <int N> static int wide_choose_records(const maps &m, const wide_args &
                                           : wide_choose_blocks<N, WIDE_CODES>(m, a, stream);
 }
 
-/* Codes in records, of more rows than product_packed.cu is fast for: buckets of 8, 16, 32 and 64. */
+/* Codes in records, of more rows than product_packed.cu is fast for: buckets of 8, 16, 32, 64. */
 int product_wide_packed(const struct k_product *p, int n, int n_sms, k_stream stream)
 {
     const int least = 49; /* the fewest rows of the bucket of 64 */
