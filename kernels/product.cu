@@ -380,7 +380,7 @@ int k_multiply_bucket_sm90(const struct k_matrix *w, int n)
     if (product_is_wide(w, n))
         return product_cut_columns(n);
     if (product_packed_takes(w, n))
-        return product_packed_bucket(n);
+        return product_packed_bucket(w, n);
     if (product_blocks_takes(w, n))
         return n; /* the order of sums is the same for all, but not their limit */
     while (bucket > n && !product_takes(w, bucket))

@@ -17,7 +17,7 @@ int product_blocks(const struct k_product *p, int n, int n_sms, k_stream stream)
 
 /* The same of the kernel for codes in records (packed.h); the bucket as k_multiply_bucket(). */
 bool product_packed_takes(const struct k_matrix *w, int n);
-int product_packed_bucket(int n);
+int product_packed_bucket(const struct k_matrix *w, int n);
 int product_packed(const struct k_product *p, int n, int n_sms, k_stream stream);
 
 /* The same by the kernel for up to K_PRODUCT_ROWS_MAX rows. */

@@ -36,7 +36,7 @@
 #define SPLIT_MAX   8  /* the largest cluster that every GPU has */
 #define COL_STRIDE  20 /* stride of sums in shared memory: 16 rows, and no two lanes in a bank */
 #define X_PAD       16
-#define COLUMNS_MAX 8 /* for more the kernel with wgmma is faster */
+#define COLUMNS_MAX 8 /* for more, and for more than 1 with floats, wgmma is faster */
 #define SMEM_MAX    (226 * 1024)
 
 /* How a matrix is cut for a bucket of rows. */
@@ -585,10 +585,16 @@ static int packed_ceil_of(int x, int by)
     return (x + by - 1) / by;
 }
 
-/* The buckets. */
+/* Columns of a cut. */
 static int packed_columns(int n)
 {
     return n <= 1 ? 1 : COLUMNS_MAX;
+}
+
+/* The most rows of this kernel. */
+static int packed_rows_max(const struct k_matrix *w)
+{
+    return w->format.elem == K_FLOAT4 ? 1 : COLUMNS_MAX;
 }
 
 /* Clusters of more than two CTAs need multiprocessors of one part of the GPU, which have 16 or 18,
@@ -670,11 +676,11 @@ bool product_packed_takes(const struct k_matrix *w, int n)
            n >= 1 && n <= K_PRODUCT_ROWS_MAX;
 }
 
-int product_packed_bucket(int n)
+int product_packed_bucket(const struct k_matrix *w, int n)
 {
-    if (n > COLUMNS_MAX)
+    if (n > packed_rows_max(w))
         return product_cut_columns(n) == 48 ? K_PRODUCT_ROWS_MAX : product_cut_columns(n);
-    return packed_columns(n);
+    return n <= 1 ? 1 : packed_rows_max(w);
 }
 
 template <int NT, int GROUPS, bool IS_FLOAT>
@@ -762,7 +768,7 @@ int product_packed(const struct k_product *p, int n, int n_sms, k_stream stream)
 
     if (n > K_PRODUCT_ROWS_MAX || !k_format_fits(&p->w->format, p->w->n_out, p->w->n_in))
         return -1;
-    if (n > COLUMNS_MAX)
+    if (n > packed_rows_max(p->w))
         return product_wide_packed(p, n, n_sms, stream);
     while (columns > 1 && !packed_cut_of(&cut, p->w, columns, n_sms))
         columns = 1;

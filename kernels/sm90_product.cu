@@ -851,10 +851,10 @@ template <int N> static int wide_choose_records(const maps &m, const wide_args &
                                           : wide_choose_blocks<N, WIDE_CODES>(m, a, stream);
 }
 
-/* Codes in records, of more rows than product_packed.cu is fast for: buckets of 16, 32 and 64. */
+/* Codes in records, of more rows than product_packed.cu is fast for: buckets of 8, 16, 32, 64. */
 int product_wide_packed(const struct k_product *p, int n, int n_sms, k_stream stream)
 {
-    const int fewest = 9, least = 49; /* rows of the buckets of 16 and of 64 */
+    const int least = 49; /* the fewest rows of the bucket of 64 */
     maps tensor_maps = {};
     wide_args args = {};
 
@@ -864,13 +864,13 @@ int product_wide_packed(const struct k_product *p, int n, int n_sms, k_stream st
     args.codes = codes_of(p->w);
     if (n > 32 && n < least)
         n = least;
-    if (n < fewest)
-        n = fewest;
     if ((p->sums_in != NULL && p->n_sums % 4 != 0) ||
         !product_cut_of(&args.c, p->w, p->kind, n, n_sms) ||
         wide_encode_maps(&tensor_maps, args) != 0)
         return -1;
     switch (args.c.columns) {
+    case 8: /* of integers product_packed.cu multiplies them */
+        return wide_choose_blocks<8, WIDE_FLOATS>(tensor_maps, args, stream);
     case 16: return wide_choose_records<16>(tensor_maps, args, stream);
     case 32: return wide_choose_records<32>(tensor_maps, args, stream);
     case 64: return wide_choose_records<64>(tensor_maps, args, stream);

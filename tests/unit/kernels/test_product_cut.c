@@ -136,8 +136,7 @@ static void cut_all(int n_sms, enum k_type type)
                     struct product_cut c = {0};
                     bool good;
 
-                    if ((kind == K_PRODUCT_RESIDUAL && out % 16 != 0) ||
-                        (in_records && rows[i] <= 16))
+                    if (kind == K_PRODUCT_RESIDUAL && out % 16 != 0)
                         continue;
                     good = product_cut_of(&c, &w, (enum k_product_kind)kind, rows[i], n_sms) &&
                            covers(&c, n_sms) && has_room(&c) &&
