@@ -72,7 +72,7 @@ static void make_rows(uint8_t *file, float *w, const struct k_mxfp4_rows *rows, 
 /* An expert's rows in the arrangement of mxfp4.h, by the reference of packed.h. */
 static void pack_rows(uint8_t *out, const uint8_t *file, const struct k_mxfp4_rows *rows, int n_in)
 {
-    const struct k_packing packing = {4, K_MXFP4_GROUP, 1, 0, false};
+    const struct k_packing packing = {4, K_MXFP4_GROUP, 1, 0, false, false};
     int n_cols = k_mxfp4_records(n_in) * K_MXFP4_COLS, n_groups = n_cols / K_MXFP4_GROUP;
     const uint8_t *exponents = file + (size_t)rows->n_rows * (size_t)n_in / 2;
     uint8_t *codes = malloc(16 * (size_t)n_cols), *scales = malloc(16 * (size_t)n_groups);

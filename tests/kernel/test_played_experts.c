@@ -119,7 +119,7 @@ static void make_e4m3(struct run *r, size_t n, bool in_blocks)
 static void pack_mxfp4(uint8_t *to, const struct k_mxfp4_rows *rows, const uint8_t *codes,
                        const uint8_t *exponents, int n_in)
 {
-    const struct k_packing packing = {4, K_MXFP4_GROUP, 1, 0, false};
+    const struct k_packing packing = {4, K_MXFP4_GROUP, 1, 0, false, false};
     size_t width = (size_t)n_in, groups = width / K_MXFP4_GROUP;
     uint8_t *own = calloc(16, width), *own_exponents = calloc(16, groups);
 
