@@ -136,7 +136,7 @@ def completions(s):
     tap.eq(len(e["logprobs"]["tokens"]), whole["usage"]["prompt_tokens"], "one entry a token")
 
 
-def prompts(s, n_words=200):
+def prompts(s, n_words=200, step=1 if LONG else 2):
     text = " ".join("lantern number %d" % i for i in range(n_words))
     n = len(ids_of(s, text))
     body = dict(model=MODEL_NAME, prompt=text, max_tokens=2, temperature=0, prompt_logprobs=2)
@@ -157,7 +157,7 @@ def prompts(s, n_words=200):
     tap.eq([len(c["prompt_logprobs"]) for c in two["choices"]],
            [n, n, len(ids_of(s, PROMPT)), len(ids_of(s, PROMPT))], "each choice has its prompt's")
     wants = [dict(body, prompt=text[:600 + 31 * i], prompt_logprobs=i % 21, logprobs=20)
-             for i in range(0, 24, 1 if LONG else 2)]
+             for i in range(0, 24, step)]
     alone = [ask(s, TEXT, w, "alone %d" % i)["choices"][0] for i, w in enumerate(wants)]
     together = crowd(len(wants), lambda i: s.post(TEXT, wants[i]).json["choices"][0])
     bad = [i for i in range(len(wants)) if len(together[i]["prompt_logprobs"])
@@ -419,7 +419,7 @@ whole()
 large()
 with Stack(engine=["--num-pages", "80", "--max-num-seqs", "8", "--max-model-len", "1000"]) as s:
     with tap.section("little room"):
-        prompts(s, 120)
+        prompts(s, 120, 1)  # all of them: some must be preempted
     tap.ok(s.metric("vllm:num_preemptions_total") > 0 or DEVICE != "cpu", "some were preempted")
     tap.ok(s.idle(), "nothing is left in the engine")
 tap.done()
