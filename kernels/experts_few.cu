@@ -40,21 +40,20 @@
 #define COLS_MAX   64 /* routes of an expert at a time */
 
 #define SHARED_MAX (227 * 1024) /* of a block */
-#define SUMS       (COLS_MAX / 8 * 4 * 32)
 
 template <int FORMAT> static __device__ __host__ constexpr int few_box_bytes(void)
 {
     return FORMAT == EXPERTS_MXFP4 ? 2 * K_MXFP4_RECORD : 2048;
 }
 
-/* FEW: at most 8 columns; then the rows of x follow, if they fit. Registers of MXFP4 leave room for
+/* COLS: columns of an item; with 8 the rows of x follow, if they fit. Registers of MXFP4 leave room for
  * more warps then: the 11 items that a multiprocessor has of a token of gpt-oss are one round. */
-template <int FORMAT, bool FEW> struct few_shared {
-    static const int PAIRS = FORMAT == EXPERTS_MXFP4 && FEW ? 12 : 8;
+template <int FORMAT, int COLS> struct few_shared {
+    static const int PAIRS = FORMAT == EXPERTS_MXFP4 && COLS == 8 ? 12 : 8;
     static const int WARPS = 2 * PAIRS, THREADS = 32 * WARPS;
     static const int DEPTH = PAIRS > 8 ? 3 : 4; /* boxes of a ring */
     char boxes[WARPS][DEPTH][few_box_bytes<FORMAT>()];
-    float sums[PAIRS][FEW ? 4 * 32 : SUMS];
+    float sums[PAIRS][COLS / 8 * 4 * 32];
     uint64_t full[WARPS][DEPTH];
     few_results results; /* of few_sum_kernel() */
     uint4 x[];
@@ -538,37 +537,37 @@ static __device__ inline void few_columns(few_ring &r, const CUtensorMap *map, c
         few_end<NT>(p, it, rows, acc, factors, first, n, tile);
 }
 
-/* All columns of an item. FEW: at most 8 tokens. */
-template <int FORMAT, bool FEW, bool X_SHARED>
+/* All columns of an item. COLS: the most that a step of this kernel has, 8, 32 or 64. */
+template <int FORMAT, int COLS, bool X_SHARED>
 static __device__ inline void few_run_item(few_ring &r, const CUtensorMap *map, const few_args &a,
                                            const few_item &it, const k_bf16 *from, float *sums)
 {
-    if constexpr (FEW) {
+    if constexpr (COLS == 8) {
         few_columns<FORMAT, 1, X_SHARED>(r, map, a, it, from, sums, it.start, it.count, NULL);
     } else {
-        for (int done = 0; done < it.count; done += COLS_MAX) {
-            int n = min(it.count - done, COLS_MAX), first = it.start + done;
+        for (int done = 0; done < it.count; done += COLS) {
+            int n = min(it.count - done, COLS), first = it.start + done;
 
             if (n <= 8)
                 few_columns<FORMAT, 1, false>(r, map, a, it, from, sums, first, n, NULL);
             else if (n <= 16)
                 few_columns<FORMAT, 2, false>(r, map, a, it, from, sums, first, n, NULL);
-            else if (n <= 32)
+            else if (COLS <= 32 || n <= 32)
                 few_columns<FORMAT, 4, false>(r, map, a, it, from, sums, first, n, NULL);
             else
-                few_columns<FORMAT, 8, false>(r, map, a, it, from, sums, first, n, NULL);
+                few_columns<FORMAT, COLS / 8, false>(r, map, a, it, from, sums, first, n, NULL);
         }
     }
 }
 
 /* Open a warp's ring. */
-template <int FORMAT, bool FEW>
-static __device__ inline few_ring few_open_ring(few_shared<FORMAT, FEW> &s, const CUtensorMap *map)
+template <int FORMAT, int COLS>
+static __device__ inline few_ring few_open_ring(few_shared<FORMAT, COLS> &s, const CUtensorMap *map)
 {
     few_ring r = {};
 
-    r.depth = few_shared<FORMAT, FEW>::DEPTH;
-    r.pairs = few_shared<FORMAT, FEW>::PAIRS;
+    r.depth = few_shared<FORMAT, COLS>::DEPTH;
+    r.pairs = few_shared<FORMAT, COLS>::PAIRS;
     r.boxes = s.boxes[warp_number()][0];
     r.full = s.full[warp_number()];
     if (leads()) {
@@ -624,12 +623,12 @@ static __device__ inline void few_wait_for_x(void)
     __syncthreads();
 }
 
-template <int FORMAT, bool FEW, bool X_SHARED>
-static __global__ void __launch_bounds__((few_shared<FORMAT, FEW>::THREADS), 1)
+template <int FORMAT, int COLS, bool X_SHARED>
+static __global__ void __launch_bounds__((few_shared<FORMAT, COLS>::THREADS), 1)
     few_kernel(const __grid_constant__ CUtensorMap map, const __grid_constant__ few_args a)
 {
     extern __shared__ __align__(1024) char memory[];
-    few_shared<FORMAT, FEW> &s = *(few_shared<FORMAT, FEW> *)memory;
+    few_shared<FORMAT, COLS> &s = *(few_shared<FORMAT, COLS> *)memory;
     const k_bf16 *from = X_SHARED ? (const k_bf16 *)s.x : a.p.x;
     int warp = warp_number(), n_items, first;
     few_ring r = few_open_ring<FORMAT>(s, &map);
@@ -651,19 +650,19 @@ static __global__ void __launch_bounds__((few_shared<FORMAT, FEW>::THREADS), 1)
     if (X_SHARED)
         few_wait_for_x();
     for (int item = first + warp / 2; item < r.last; item += r.pairs)
-        few_run_item<FORMAT, FEW, X_SHARED>(r, &map, a, few_item_of(a, r, item), from,
-                                            s.sums[warp / 2]);
+        few_run_item<FORMAT, COLS, X_SHARED>(r, &map, a, few_item_of(a, r, item), from,
+                                             s.sums[warp / 2]);
 }
 
 /* The second product of one token with the sum of its experts: a block has whole tiles, of each of
  * them the items of all experts. */
 template <int FORMAT>
-static __global__ void __launch_bounds__((few_shared<FORMAT, true>::THREADS), 1)
+static __global__ void __launch_bounds__((few_shared<FORMAT, 8>::THREADS), 1)
     few_sum_kernel(const __grid_constant__ CUtensorMap map, const __grid_constant__ few_args a,
                    const __grid_constant__ struct experts_end end)
 {
     extern __shared__ __align__(1024) char memory[];
-    few_shared<FORMAT, true> &s = *(few_shared<FORMAT, true> *)memory;
+    few_shared<FORMAT, 8> &s = *(few_shared<FORMAT, 8> *)memory;
     const bool X_SHARED = FORMAT == EXPERTS_MXFP4;
     const k_bf16 *from = X_SHARED ? (const k_bf16 *)s.x : a.p.x;
     int warp = warp_number(), first = few_sum_first(a.n_tiles, blockIdx.x);
@@ -717,7 +716,7 @@ static int few_begin_launch(void (*kernel)(P...), int threads, size_t bytes, int
 static size_t few_x_bytes(const struct experts_product *p)
 {
     size_t rows = (size_t)p->n_tokens * (p->is_gated ? 1 : p->n_used);
-    size_t bytes = sizeof(few_shared<EXPERTS_MXFP4, true>) + rows * p->n_in * sizeof(k_bf16);
+    size_t bytes = sizeof(few_shared<EXPERTS_MXFP4, 8>) + rows * p->n_in * sizeof(k_bf16);
 
     return p->n_tokens <= 8 && bytes <= SHARED_MAX ? bytes : 0;
 }
@@ -727,8 +726,8 @@ template <int FORMAT>
 static int few_launch(const struct experts_product *p, const struct experts_end *end, int n_sms,
                       k_stream stream)
 {
-    typedef few_shared<FORMAT, true> few;
-    typedef few_shared<FORMAT, false> more;
+    typedef few_shared<FORMAT, 8> few;
+    typedef few_shared<FORMAT, COLS_MAX> more;
     const int rows = p->is_gated ? 8 : TILE, elems = few_box_elems<FORMAT>();
     few_args a = {*p, (p->n_out + rows - 1) / rows, (p->n_in + elems - 1) / elems, end != NULL};
     CUtensorMap map = {};
@@ -740,15 +739,20 @@ static int few_launch(const struct experts_product *p, const struct experts_end 
         return few_begin_launch(few_sum_kernel<FORMAT>, few::THREADS,
                                 FORMAT == EXPERTS_MXFP4 ? few_x_bytes(p) : sizeof(few), n_sms,
                                 stream, map, a, *end);
-    if constexpr (FORMAT == EXPERTS_MXFP4) {
+    if constexpr (FORMAT == EXPERTS_MXFP4) { /* 64 columns have numbers in local memory */
+        typedef few_shared<FORMAT, 32> some;
+
+        if (p->n_tokens > 8 && p->n_tokens <= 32)
+            return few_begin_launch(few_kernel<FORMAT, 32, false>, some::THREADS, sizeof(some),
+                                    n_sms, stream, map, a);
         if (few_x_bytes(p) > 0)
-            return few_begin_launch(few_kernel<FORMAT, true, true>, few::THREADS, few_x_bytes(p),
+            return few_begin_launch(few_kernel<FORMAT, 8, true>, few::THREADS, few_x_bytes(p),
                                     n_sms, stream, map, a);
     }
     if (p->n_tokens <= 8)
-        return few_begin_launch(few_kernel<FORMAT, true, false>, few::THREADS, sizeof(few), n_sms,
+        return few_begin_launch(few_kernel<FORMAT, 8, false>, few::THREADS, sizeof(few), n_sms,
                                 stream, map, a);
-    return few_begin_launch(few_kernel<FORMAT, false, false>, more::THREADS, sizeof(more), n_sms,
+    return few_begin_launch(few_kernel<FORMAT, COLS_MAX, false>, more::THREADS, sizeof(more), n_sms,
                             stream, map, a);
 }
 
