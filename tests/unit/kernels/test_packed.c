@@ -107,7 +107,7 @@ static void check_product(int bits, bool in_order)
        in_order ? " in order" : "", n_wrong);
 }
 
-/* Floats: the shifts and masks of packed_floats() (packed.cuh) make registers whose halves are the
+/* Floats: the shifts and masks of float4_widen() (packed.cuh) make registers whose halves are the
  * sign, and the others from bit 6 on; scales stand as a lane reads them. */
 static void check_floats(int group)
 {
