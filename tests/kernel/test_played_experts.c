@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "kernels/mxfp4.h"
+#include "kernels/mixing.h"
 #include "kernels/packed.h"
 #include "tests/kernel/played.h"
 #include "tests/tap.h"
