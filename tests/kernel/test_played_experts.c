@@ -8,8 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/mxfp4.h"
 #include "kernels/mixing.h"
+#include "kernels/mxfp4.h"
 #include "kernels/packed.h"
 #include "tests/kernel/played.h"
 #include "tests/tap.h"
