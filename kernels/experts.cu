@@ -73,7 +73,7 @@ static __global__ void __launch_bounds__(THREADS) plain_kernel(const struct expe
     }
 }
 
-/* --- formats ----------------------------------------------------------------------------------- */
+/* --- formats ---------------------------------------------------------------------------------- */
 
 /* How the matrix is stored; -1 if it is not to be multiplied. */
 static int experts_format_of(const struct experts_product *p, const struct k_format *f)

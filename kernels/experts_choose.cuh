@@ -86,8 +86,8 @@ static __device__ inline void route_close_groups(uint32_t *keys, const struct k_
     __syncwarp();
 }
 
-/* A token's experts in the registers of a warp: lane l has l, l + 32, ... Keys are 0 where an expert
- * is taken or closed, and past the last one. */
+/* A token's experts in the registers of a warp: lane l has l, l + 32, ... Keys are 0 where an
+ * expert is taken or closed, and past the last one. */
 template <int EACH> struct warp_choices {
     uint32_t keys[EACH];
     float scores[EACH];

@@ -455,8 +455,8 @@ static __device__ inline bool route_is_last_block(uint32_t *done, unsigned n)
 /* Block x has some experts, block y some tokens. */
 static __global__ void __launch_bounds__(FEW_THREADS) route_kernel(route_args a)
 {
-    /* Shared memory: sums [SLICES][TILE][8]; in their place keys [WARPS][n_choices]; then starts and
-     * the table of route_sort_few(). */
+    /* Shared memory: sums [SLICES][TILE][8]; in their place keys [WARPS][n_choices]; then starts
+     * and the table of route_sort_few(). */
     extern __shared__ __align__(16) uint32_t shared[];
     int warp = threadIdx.x / 32, token = blockIdx.y * WARPS, n_routes = a.n * a.r.n_used;
     /* lengths are older than the previous kernel */

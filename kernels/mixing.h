@@ -60,8 +60,8 @@ int k_combine(const struct k_mixing *m, const struct k_mixing_end *end, int n, k
 
 /* y of m = the experts' results in the order of routes, after k_route() with the same n; then
  * k_combine(), unless end is NULL. One token has no y with an end, because the second product adds
- * its results up. Matrices are plain, or e4m3 with scales by row or in blocks of 128 x 128, or MXFP4
- * in the arrangement of kernels/mxfp4.h, each expert for itself; x is bf16 [n][dim]. With up to
+ * its results up. Matrices are plain, or e4m3 with scales by row or in blocks of 128 x 128, or
+ * MXFP4 in the arrangement of mxfp4.h, each expert for itself; x is bf16 [n][dim]. With up to
  * K_MIXING_FEW tokens each expert that has routes is read once. ff is rounded to bfloat16. The bits
  * of a route depend on n through this limit only. */
 int k_run_experts(const struct k_mixing *m, const k_bf16 *x, const struct k_half_normed *norm,

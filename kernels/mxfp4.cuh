@@ -5,8 +5,8 @@
  * An e2m1 whose bits are shifted to the sign, the lower exponent bits and the upper mantissa bit of
  * a bfloat16 is the value times 2^-126, also where it is subnormal. One multiplication with a power
  * of two makes it the weight times 2^-MXFP4_SHIFT, which is exact for exponents of 59 .. 192
- * (scales of 2^-68 .. 2^65); larger ones are 192 in a record. Sums are multiplied by 2^MXFP4_SHIFT at the
- * end. Without it scales above 2 would need a power of two that bfloat16 does not have. */
+ * (scales of 2^-68 .. 2^65); larger ones are 192 in a record. Sums are multiplied by 2^MXFP4_SHIFT
+ * at the end. Without it scales above 2 would need a power of two that bfloat16 does not have. */
 #ifndef QUIRE_KERNELS_MXFP4_CUH
 #define QUIRE_KERNELS_MXFP4_CUH
 
@@ -37,8 +37,8 @@ static __device__ __forceinline__ uint32_t mxfp4_times(uint32_t x, uint32_t y)
 #endif
 }
 
-/* A word of codes (k_float4_spread()) as four of bfloat16, times 2^-126: nine instructions for eight
- * weights. */
+/* A word of codes (k_float4_spread()) as four of bfloat16, times 2^-126: nine instructions for
+ * eight weights. */
 static __device__ __forceinline__ void float4_widen(uint32_t (&two)[4], uint32_t codes)
 {
     const uint32_t mask = 0x81c081c0U;
