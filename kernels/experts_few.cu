@@ -47,7 +47,7 @@ template <int FORMAT> static __device__ __host__ constexpr int few_box_bytes(voi
 }
 
 /* COLS: columns of an item; with 8 the rows of x follow, if they fit. Registers of MXFP4 leave room
- * for more warps then: 11 items, which a multiprocessor has of a token of gpt-oss, are one round. */
+ * for more warps then: the 11 items of a multiprocessor, a token of gpt-oss, are one round. */
 template <int FORMAT, int COLS> struct few_shared {
     static const int PAIRS = FORMAT == EXPERTS_MXFP4 && COLS == 8 ? 12 : 8;
     static const int WARPS = 2 * PAIRS, THREADS = 32 * WARPS;
