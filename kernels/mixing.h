@@ -63,7 +63,8 @@ int k_combine(const struct k_mixing *m, const struct k_mixing_end *end, int n, k
  * its results up. Matrices are plain, or e4m3 with scales by row or in blocks of 128 x 128, or
  * MXFP4 in the arrangement of mxfp4.h, each expert for itself; x is bf16 [n][dim]. With up to
  * K_MIXING_FEW tokens each expert that has routes is read once. ff is rounded to bfloat16. The bits
- * of a route depend on n through this limit only. */
+ * of a route depend on n through this limit only; with MXFP4 also on whether its expert has more
+ * than 16 routes. */
 int k_run_experts(const struct k_mixing *m, const k_bf16 *x, const struct k_half_normed *norm,
                   const struct k_experts *e, const struct k_mixing_end *end, int n, int n_used,
                   int n_sms, k_stream stream);
