@@ -111,11 +111,30 @@ static int draft_read_model(struct draft_options *out, const struct json *o, cha
     return draft_read_count(o, "draft_tensor_parallel_size", 1, &n_devices, why, cap);
 }
 
+/* True for the methods whose drafts a model makes; without a method a model is enough. */
+static bool draft_has_model(const struct json *method, const struct json *o, enum draft_method *out)
+{
+    static const struct {
+        const char *name;
+        enum draft_method method;
+    } methods[] = {{"draft_model", DRAFT_MODEL}, {"eagle3", DRAFT_EAGLE3}, {"mtp", DRAFT_MTP}};
+
+    for (size_t i = 0; i < sizeof methods / sizeof methods[0]; i++) {
+        if (json_is_text(method, methods[i].name)) {
+            *out = methods[i].method;
+            return true;
+        }
+    }
+    if ((method != NULL && method->kind != JSON_NULL) || json_get(o, "model") == NULL)
+        return false;
+    *out = DRAFT_MODEL;
+    return true;
+}
+
 /* num_speculative_tokens above DRAFT_MAX is reduced to it, because vLLM's users ask for more. */
 static int draft_read_object(struct draft_options *out, const struct json *o, char *why, size_t cap)
 {
     const struct json *method = json_get(o, "method");
-    bool has_method = method != NULL && method->kind != JSON_NULL;
     int n_tokens = DRAFT_MAX, rc;
 
     if (json_is_text(method, "ngram")) {
@@ -124,17 +143,7 @@ static int draft_read_object(struct draft_options *out, const struct json *o, ch
     } else if (json_is_text(method, "suffix")) {
         out->method = DRAFT_SUFFIX;
         rc = draft_read_suffix(out, o, why, cap);
-    } else if (json_is_text(method, "draft_model") ||
-               (!has_method && json_get(o, "model") != NULL)) {
-        out->method = DRAFT_MODEL;
-        n_tokens = DRAFT_PRESET;
-        rc = draft_read_model(out, o, why, cap);
-    } else if (json_is_text(method, "eagle3")) {
-        out->method = DRAFT_EAGLE3;
-        n_tokens = DRAFT_PRESET;
-        rc = draft_read_model(out, o, why, cap);
-    } else if (json_is_text(method, "mtp")) {
-        out->method = DRAFT_MTP;
+    } else if (draft_has_model(method, o, &out->method)) {
         n_tokens = DRAFT_PRESET;
         rc = draft_read_model(out, o, why, cap);
     } else if (json_is_text(method, "forced")) {
