@@ -205,4 +205,21 @@ static inline void gpu_compare(const float *got, const float *want, size_t n, do
        worst / largest, worst_limit);
 }
 
+/* States of bfloat16 [n]: neighbours at most, and equal where they are not rounded from sums of
+ * another order. */
+static inline void gpu_compare_rounded(const k_bf16 *got, const k_bf16 *want, size_t n)
+{
+    float *wide = malloc(n * sizeof *wide), *of = malloc(n * sizeof *of);
+    size_t n_apart = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        wide[i] = gpu_widen(got[i]);
+        of[i] = gpu_widen(want[i]);
+        n_apart += got[i] != want[i];
+    }
+    gpu_compare(wide, of, n, 1e-5, 1e-2, "rounded states");
+    ok(n_apart < n / 20, "of which few differ: %zu of %zu", n_apart, n);
+    free(wide), free(of);
+}
+
 #endif

@@ -139,24 +139,6 @@ static void run_reference(struct mamba_case *c)
     }
 }
 
-/* States of bfloat16: neighbours at most, and equal where they are not rounded from sums of another
- * order. */
-static void check_rounded(const struct mamba_case *c, const k_bf16 *got)
-{
-    const k_bf16 *want = (const k_bf16 *)c->pages;
-    float *wide = malloc(c->state_size * sizeof *wide), *of = malloc(c->state_size * sizeof *of);
-    size_t n = 0;
-
-    for (size_t k = 0; k < c->state_size; k++) {
-        wide[k] = gpu_widen(got[k]);
-        of[k] = gpu_widen(want[k]);
-        n += got[k] != want[k];
-    }
-    gpu_compare(wide, of, c->state_size, 1e-5, 1e-2, "rounded states");
-    ok(n < c->state_size / 20, "of which few differ: %zu of %zu", n, c->state_size);
-    free(wide), free(of);
-}
-
 static void check_mamba(int i, int step, bool is_bf16)
 {
     const struct k_mamba_shape *s = &shapes[i].shape;
@@ -195,7 +177,7 @@ static void check_mamba(int i, int step, bool is_bf16)
     gpu_compare(got, c->want, n_out, 2e-5, 4.1e-3, "mamba");
     ok(gpu_get(after, c->dev_state.pages, c->state_size * sizeof(float)), "guard bands are whole");
     if (is_bf16) /* numbers that differ by little may be rounded to neighbours */
-        check_rounded(c, (const k_bf16 *)after);
+        gpu_compare_rounded((const k_bf16 *)after, (const k_bf16 *)c->pages, c->state_size);
     else
         gpu_compare(after, c->pages, c->state_size, c->n_tokens == SEQS ? 1e-9 : 1e-6,
                     c->n_tokens == SEQS ? 1e-4 : 2e-3, "states");

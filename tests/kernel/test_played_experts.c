@@ -12,6 +12,7 @@
 #include "kernels/mxfp4.h"
 #include "kernels/packed.h"
 #include "tests/kernel/played.h"
+#include "tests/kernel/values.h"
 #include "tests/tap.h"
 
 #define N_USED      2
@@ -30,31 +31,6 @@ struct run {
     int32_t starts[EXPERTS_MAX + 1], routes[ROUTES_MAX], touched[EXPERTS_MAX + 1];
     int32_t tiles[1 + 2 * (ROUTES_MAX / K_MIXING_TILE + EXPERTS_MAX)];
 };
-
-static unsigned seed;
-
-static float uniform(void)
-{
-    seed = seed * 1664525U + 1013904223U;
-    return (float)(seed >> 8) * 0x1p-23f - 1.0f;
-}
-
-static k_bf16 round_bf16(float f)
-{
-    uint32_t bits;
-
-    memcpy(&bits, &f, sizeof bits);
-    return (k_bf16)((bits + 0x7fffU + (bits >> 16 & 1)) >> 16);
-}
-
-static float widen(k_bf16 h)
-{
-    uint32_t bits = (uint32_t)h << 16;
-    float f;
-
-    memcpy(&f, &bits, sizeof f);
-    return f;
-}
 
 static k_bf16 *random_bf16(size_t n, float scale)
 {
@@ -279,7 +255,7 @@ int main(void)
 {
     static const int n_tokens[] = {1, 9, 40, 150};
 
-    seed = tap_seed(1);
+    values_seed = tap_seed(1);
     for (size_t i = 0; i < 2 * sizeof n_tokens / sizeof n_tokens[0]; i++) {
         int n = n_tokens[i / 2];
         bool is_gated = i % 2 == 1;

@@ -11,6 +11,7 @@
 
 #include "kernels/packed.h"
 #include "tests/kernel/played.h"
+#include "tests/kernel/values.h"
 #include "tests/tap.h"
 
 #define ROWS_MAX 20
@@ -18,31 +19,6 @@
 struct shape {
     int n_out, n_in;
 };
-
-static unsigned seed;
-
-static float uniform(void)
-{
-    seed = seed * 1664525U + 1013904223U;
-    return (float)(seed >> 8) * 0x1p-23f - 1.0f;
-}
-
-static k_bf16 round_bf16(float f)
-{
-    uint32_t bits;
-
-    memcpy(&bits, &f, sizeof bits);
-    return (k_bf16)((bits + 0x7fffU + (bits >> 16 & 1)) >> 16);
-}
-
-static float widen(k_bf16 h)
-{
-    uint32_t bits = (uint32_t)h << 16;
-    float f;
-
-    memcpy(&f, &bits, sizeof f);
-    return f;
-}
 
 /* n numbers that bfloat16 has, and the same as bfloat16. */
 static void fill(float *floats, k_bf16 *halves, size_t n, float scale)
@@ -163,7 +139,7 @@ int main(void)
     static const struct shape shapes[] = {{32, 128}, {96, 640}, {64, 2048}};
     static const int rows[] = {1, 7, 9, 20};
 
-    seed = tap_seed(1);
+    values_seed = tap_seed(1);
     for (size_t f = 0; f < sizeof formats / sizeof formats[0]; f++) {
         for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
             for (int kind = K_PRODUCT_PLAIN; kind <= K_PRODUCT_RESIDUAL; kind++)
