@@ -422,9 +422,12 @@ static __device__ __forceinline__ void wide_multiply_tile(
             wide_pass_stages(r, from, ring_n_before(MB, group));
             w = r.stages + (uint32_t)from.at * r.stage_bytes;
             barrier_wait(r.full + from.at * 8, from.parity);
-            if constexpr (WIDE_RECORDS(FORM))
-                codes_multiply<N, FORM == WIDE_FLOATS>(acc[block], w + lane, x, n_slabs,
-                                                       r.slab * 16, r.x_slab, r.x_rows, form);
+            if constexpr (WIDE_INTEGERS(FORM))
+                codes_multiply<N, FORM == WIDE_WHOLE>(acc[block][0], w + lane, x, n_slabs,
+                                                      r.slab * 16, r.x_slab, r.x_rows, form);
+            else if constexpr (FORM == WIDE_FLOATS)
+                codes_multiply_floats<N>(acc[block], w + lane, x, n_slabs, r.slab * 16, r.x_slab,
+                                         r.x_rows, form);
             else if constexpr (FORM == WIDE_E4M3)
                 wide_multiply_e4m3<N>(acc[block], w + lane, x, n_slabs, r);
             else
@@ -847,8 +850,10 @@ int product_wide(const struct k_product *p, int n, int n_sms, k_stream stream)
 
 template <int N> static int wide_choose_records(const maps &m, const wide_args &a, k_stream stream)
 {
-    return a.p.w->format.elem == K_FLOAT4 ? wide_choose_blocks<N, WIDE_FLOATS>(m, a, stream)
-                                          : wide_choose_blocks<N, WIDE_CODES>(m, a, stream);
+    if (a.p.w->format.elem == K_FLOAT4)
+        return wide_choose_blocks<N, WIDE_FLOATS>(m, a, stream);
+    return a.codes.groups == 1 ? wide_choose_blocks<N, WIDE_WHOLE>(m, a, stream)
+                               : wide_choose_blocks<N, WIDE_CODES>(m, a, stream);
 }
 
 /* Codes in records, of more rows than product_packed.cu is fast for: buckets of 8, 16, 32, 64. */
@@ -869,8 +874,7 @@ int product_wide_packed(const struct k_product *p, int n, int n_sms, k_stream st
         wide_encode_maps(&tensor_maps, args) != 0)
         return -1;
     switch (args.c.columns) {
-    case 8: /* of integers product_packed.cu multiplies them */
-        return wide_choose_blocks<8, WIDE_FLOATS>(tensor_maps, args, stream);
+    case 8: return wide_choose_records<8>(tensor_maps, args, stream);
     case 16: return wide_choose_records<16>(tensor_maps, args, stream);
     case 32: return wide_choose_records<32>(tensor_maps, args, stream);
     case 64: return wide_choose_records<64>(tensor_maps, args, stream);

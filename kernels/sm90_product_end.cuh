@@ -17,13 +17,15 @@
 #include "kernels/product.cuh"
 #include "kernels/product_cut.h"
 
-/* Elements of w: bfloat16; e4m3, for which x is float16; codes in records, integers or floats. */
-enum wide_form { WIDE_PLAIN, WIDE_E4M3, WIDE_CODES, WIDE_FLOATS };
+/* Elements of w: bfloat16; e4m3, for which x is float16; codes in records: integers, a record of
+ * which is one group or several, or floats. */
+enum wide_form { WIDE_PLAIN, WIDE_E4M3, WIDE_WHOLE, WIDE_CODES, WIDE_FLOATS };
 
-#define WIDE_RECORDS(form) ((form) == WIDE_CODES || (form) == WIDE_FLOATS)
-#define WIDE_SCALED(form)  ((form) == WIDE_E4M3 || (form) == WIDE_FLOATS) /* by row */
+#define WIDE_INTEGERS(form) ((form) == WIDE_WHOLE || (form) == WIDE_CODES)
+#define WIDE_RECORDS(form)  (WIDE_INTEGERS(form) || (form) == WIDE_FLOATS)
+#define WIDE_SCALED(form)   ((form) == WIDE_E4M3 || (form) == WIDE_FLOATS) /* by row */
 
-#define WORKERS            256 /* threads of the two warpgroups that multiply and finish tiles */
+#define WORKERS             256 /* threads of the two warpgroups that multiply and finish tiles */
 
 /* Accumulators per element: two, so that consecutive products need not wait for each other; with
  * the most columns there are registers for one only. */
