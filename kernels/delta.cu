@@ -9,7 +9,8 @@
  * inputs are such that no block writes a row that another one reads (kernels.h).
  *
  * Sequences with several: the convolution, SiLU and lengths, by one warp per head of a token, into
- * float32 rows; chunks (delta_chunk.cu); the norm and the gate.
+ * float32 rows; chunks (delta_chunk.cu) or, by channel, token after token (delta_channel.cu); the
+ * norm and the gate.
  *
  * Heads of other sizes than 128 take the same kernels with checks. */
 #include "kernels/delta.cuh"
@@ -21,13 +22,14 @@
 #define CONV_WARPS  8
 
 static_assert(DELTA_DIM == 4 * 32, "four columns or channels of a head per lane");
-static_assert(3 * DELTA_DIM <= ONE_THREADS, "a thread convolves one channel");
+static_assert(4 * DELTA_DIM == ONE_THREADS, "a thread convolves one channel, or has a factor");
 
 /* --- a token per sequence ------------------------------------------------------------------- */
 
 struct delta_one {
     float m[DELTA_DIM][DELTA_DIM]; /* a thread only uses elements that it has fetched */
     float q[DELTA_DIM], k[DELTA_DIM], v[DELTA_DIM], u[DELTA_DIM];
+    float keep[DELTA_DIM];             /* by channel: factors of rows */
     float parts[ONE_WARPS][DELTA_DIM]; /* sums over a warp's rows, by column */
     float squares[ONE_WARPS];
 };
@@ -124,6 +126,8 @@ static __device__ inline void delta_one_convolve(const delta_args &a, delta_one 
     float x = 0.0f, squares;
     delta_head h;
 
+    if (part > 2 && a.d.shape.by_channel)
+        shared.keep[i] = delta_keep_row(a, token, head, i);
     if (part > 2)
         return;
     h = part < 2 ? delta_key_head(a, head / turn, part == 1) : delta_value_head(a, head);
@@ -175,12 +179,12 @@ static __device__ inline void delta_one_finish(const delta_args &a, delta_one &s
     }
     __syncthreads();
     if (i < s.v_dim) {
-        float z = load_bf16(delta_row(a, token) + k_delta_channels(&s) + head * s.v_dim + i);
+        float z = load_bf16(delta_z(a, token) + head * s.v_dim + i);
         float scale = rsqrtf(delta_four(shared.squares) / s.v_dim + a.d.eps);
         float norm = load_bf16((const k_bf16 *)a.d.norm + i);
 
         store_x(a.out, (size_t)token * k_delta_values(&s) + head * s.v_dim + i,
-                o * scale * norm * (z * delta_sigmoid(z)), a.is_half);
+                o * scale * norm * delta_open(a, z), a.is_half);
     }
 }
 
@@ -225,17 +229,21 @@ static __device__ inline void delta_fetch_matrix(const delta_args &a, float *own
     }
 }
 
-/* Sums of the matrix, times keep, over the thread's rows, by k. */
-static __device__ inline float4 delta_read_rows(const float *own, const float *k, float by)
+/* Sums of the matrix, times keep, over the thread's rows, by k. keep [ONE_ROWS], unless the factor
+ * of all rows is in `by`. */
+template <bool by_channel>
+static __device__ inline float4 delta_read_rows(const float *own, const float *k, const float *keep,
+                                                float by)
 {
     float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 
     for (int i = 0; i < ONE_ROWS; i++)
-        delta_fma(sum, k[i] * by, *(const float4 *)(own + i * DELTA_DIM));
+        delta_fma(sum, by_channel ? k[i] * keep[i] * by : k[i] * by,
+                  *(const float4 *)(own + i * DELTA_DIM));
     return sum;
 }
 
-template <state_type type>
+template <state_type type, bool by_channel>
 static __global__ void __launch_bounds__(ONE_THREADS, 3) delta_one_kernel(const delta_args a)
 {
     extern __shared__ __align__(16) float delta_memory[];
@@ -243,23 +251,24 @@ static __global__ void __launch_bounds__(ONE_THREADS, 3) delta_one_kernel(const 
     int head = blockIdx.x, seq = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     int token = a.t.seq_start[seq], len = a.t.kv_len[seq], first = warp * ONE_ROWS;
     float *own = &shared.m[first][4 * lane];
-    const float *gate = a.gates + (size_t)token * 2 * a.d.shape.n_v_heads;
+    const float *gate = delta_gates(a, token);
     float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f), u;
-    float q_scale, k_scale, keep, beta;
+    float q_scale, k_scale, keep = 1.0f, beta;
     delta_place place;
 
     if (len == 0 || delta_is_chunk(a, seq))
         return;
     delta_fetch_matrix<type>(a, own, seq, head, len == 1);
     delta_one_convolve<type>(a, shared, seq, token, len - 1, head);
-    keep = __expf(delta_log_keep(a, gate, head));
+    if (!by_channel)
+        keep = __expf(delta_log_keep(a, gate, head));
     beta = delta_sigmoid(gate[head]);
     asm volatile("cp.async.wait_all;" ::: "memory");
     __syncthreads();
     q_scale = rsqrtf((delta_four(shared.squares) + LENGTH_EPS) * a.d.shape.k_dim);
     k_scale = rsqrtf(delta_four(shared.squares + 4) + LENGTH_EPS);
     *(float4 *)&shared.parts[warp][4 * lane] =
-        delta_read_rows(own, shared.k + first, keep * k_scale);
+        delta_read_rows<by_channel>(own, shared.k + first, shared.keep + first, keep * k_scale);
     __syncthreads();
     if (threadIdx.x < DELTA_DIM)
         shared.u[threadIdx.x] = beta * (shared.v[threadIdx.x] - delta_sum_parts(shared)) * k_scale;
@@ -269,6 +278,8 @@ static __global__ void __launch_bounds__(ONE_THREADS, 3) delta_one_kernel(const 
     for (int i = 0; i < ONE_ROWS; i++, delta_next_place(a, place)) {
         float4 m = *(const float4 *)(own + i * DELTA_DIM);
 
+        if (by_channel)
+            keep = shared.keep[first + i];
         m.x *= keep, m.y *= keep, m.z *= keep, m.w *= keep;
         delta_fma(m, shared.k[first + i], u);
         delta_store_four<type>(a, seq, head, first + i, place, m);
@@ -281,8 +292,8 @@ static __global__ void __launch_bounds__(ONE_THREADS, 3) delta_one_kernel(const 
 
 /* --- several tokens: the convolution ---------------------------------------------------------- */
 
-/* A row of a.d.rows: q and k of their lengths, rounded for tensor cores, and v. A warp has a head
- * of a token. */
+/* A row of a.d.rows: q and k of their lengths, rounded for tensor cores unless factors are by
+ * channel, and v. A warp has a head of a token. */
 static __global__ void __launch_bounds__(32 * CONV_WARPS) delta_convolve_kernel(const delta_args a)
 {
     const struct k_delta_shape &s = a.d.shape;
@@ -314,7 +325,9 @@ static __global__ void __launch_bounds__(32 * CONV_WARPS) delta_convolve_kernel(
 
         if (i < h.dim)
             a.d.rows[(size_t)token * k_delta_channels(&s) + h.channel + i] =
-                is_value ? x[j] : tf32_round(x[j] * scale);
+                is_value         ? x[j]
+                : s.by_channel ? x[j] * scale
+                               : tf32_round(x[j] * scale);
     }
 }
 
@@ -344,25 +357,35 @@ static __global__ void __launch_bounds__(32 * CONV_WARPS) delta_finish_kernel(co
         int i = lane + 32 * j;
 
         if (i < s.v_dim) {
-            float z = load_bf16(delta_row(a, token) + k_delta_channels(&s) + first + i);
+            float z = load_bf16(delta_z(a, token) + first + i);
             float norm = load_bf16((const k_bf16 *)a.d.norm + i);
 
             store_x(a.out, (size_t)token * k_delta_values(&s) + first + i,
-                    o[j] * scale * norm * (z * delta_sigmoid(z)), a.is_half);
+                    o[j] * scale * norm * delta_open(a, z), a.is_half);
         }
     }
 }
 
 /* --- launchers -------------------------------------------------------------------------- */
 
-template <state_type type> static int delta_launch_one(const delta_args &args, k_stream stream)
+template <state_type type, bool by_channel>
+static int delta_launch_form(const delta_args &args, k_stream stream)
 {
     static_assert(3 * (sizeof(delta_one) + 1024) <= 228 * 1024, "three blocks of a multiprocessor");
-    if (cudaFuncSetAttribute(delta_one_kernel<type>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+    if (cudaFuncSetAttribute(delta_one_kernel<type, by_channel>,
+                             cudaFuncAttributeMaxDynamicSharedMemorySize,
                              (int)sizeof(delta_one)) != cudaSuccess)
         return -1;
-    return K_LAUNCH(delta_one_kernel<type>, dim3(args.d.shape.n_v_heads, args.t.n_seqs),
-                    ONE_THREADS, sizeof(delta_one), stream, args);
+    return K_LAUNCH((delta_one_kernel<type, by_channel>),
+                    dim3(args.d.shape.n_v_heads, args.t.n_seqs), ONE_THREADS, sizeof(delta_one),
+                    stream, args);
+}
+
+template <state_type type> static int delta_launch_one(const delta_args &args, k_stream stream)
+{
+    if (args.d.shape.by_channel)
+        return delta_launch_form<type, true>(args, stream);
+    return delta_launch_form<type, false>(args, stream);
 }
 
 static int delta_run_one(const delta_args &args, bool whole, k_stream stream)
@@ -395,7 +418,8 @@ int k_delta_rule(void *out, bool is_half, const k_bf16 *in, const float *gates,
     if (t->n_tokens == t->n_seqs)
         return 0;
     if (K_LAUNCH(delta_convolve_kernel, heads, 32 * CONV_WARPS, 0, stream, args) != 0 ||
-        delta_launch_chunks(args, stream) != 0)
+        (s->by_channel ? delta_launch_channels(args, stream)
+                       : delta_launch_chunks(args, stream)) != 0)
         return -1;
     return K_LAUNCH(delta_finish_kernel, values, 32 * CONV_WARPS, 0, stream, args);
 }

@@ -20,6 +20,7 @@
 
 #include "base/err.h"
 #include "kernels/adapter.h"
+#include "kernels/delta.h"
 #include "kernels/kernels.h"
 #include "kernels/latent.h"
 #include "kernels/mamba.h"

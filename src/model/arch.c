@@ -265,6 +265,14 @@ static const struct arch_names glm4_moe_names = {LLAMA_ALL,
                                                  SHARED_EXPERTS("shared_experts"),
                                                  .router_bias =
                                                      LAYER "mlp.gate.e_score_correction_bias"};
+#define LATENT_PARTS                                       \
+    .q = LAYER "self_attn.q_proj.weight",                  \
+    .q_a = LAYER "self_attn.q_a_proj.weight",              \
+    .norm_q_a = LAYER "self_attn.q_a_layernorm.weight",    \
+    .q_b = LAYER "self_attn.q_b_proj.weight",              \
+    .kv_a = LAYER "self_attn.kv_a_proj_with_mqa.weight",   \
+    .norm_kv_a = LAYER "self_attn.kv_a_layernorm.weight",  \
+    .kv_b = LAYER "self_attn.kv_b_proj.weight"
 static const struct arch_names deepseek_names = {
     LLAMA_ALL,
     LLAMA_NORMS,
@@ -272,14 +280,34 @@ static const struct arch_names deepseek_names = {
     LLAMA_FFN,
     QWEN_EXPERTS,
     SHARED_EXPERTS("shared_experts"),
-    .q = LAYER "self_attn.q_proj.weight",
-    .q_a = LAYER "self_attn.q_a_proj.weight",
-    .norm_q_a = LAYER "self_attn.q_a_layernorm.weight",
-    .q_b = LAYER "self_attn.q_b_proj.weight",
-    .kv_a = LAYER "self_attn.kv_a_proj_with_mqa.weight",
-    .norm_kv_a = LAYER "self_attn.kv_a_layernorm.weight",
-    .kv_b = LAYER "self_attn.kv_b_proj.weight",
+    LATENT_PARTS,
     .router_bias = LAYER "mlp.gate.e_score_correction_bias"};
+static const struct arch_names kimi_linear_names = {
+    LLAMA_ALL,
+    LLAMA_NORMS,
+    LLAMA_O,
+    LLAMA_FFN,
+    MIXTRAL_EXPERTS,
+    LATENT_PARTS,
+    .router_bias = LAYER "block_sparse_moe.gate.e_score_correction_bias",
+    .shared_gate = LAYER "block_sparse_moe.shared_experts.gate_proj.weight",
+    .shared_up = LAYER "block_sparse_moe.shared_experts.up_proj.weight",
+    .shared_down = LAYER "block_sparse_moe.shared_experts.down_proj.weight",
+    .delta_q = LAYER "self_attn.q_proj.weight",
+    .delta_k = LAYER "self_attn.k_proj.weight",
+    .delta_v = LAYER "self_attn.v_proj.weight",
+    .q_conv = LAYER "self_attn.q_conv1d.weight",
+    .k_conv = LAYER "self_attn.k_conv1d.weight",
+    .v_conv = LAYER "self_attn.v_conv1d.weight",
+    .delta_b = LAYER "self_attn.b_proj.weight",
+    .delta_f_a = LAYER "self_attn.f_a_proj.weight",
+    .delta_f_b = LAYER "self_attn.f_b_proj.weight",
+    .delta_g_a = LAYER "self_attn.g_a_proj.weight",
+    .delta_g_b = LAYER "self_attn.g_b_proj.weight",
+    .state_a_log = LAYER "self_attn.A_log",
+    .state_dt_bias = LAYER "self_attn.dt_bias",
+    .state_norm = LAYER "self_attn.o_norm.weight",
+    .state_out = LAYER "self_attn.o_proj.weight"};
 static const struct arch_names minimax_m2_names = {LLAMA_ALL,
                                                    LLAMA_NORMS,
                                                    LLAMA_QKV,
@@ -783,6 +811,12 @@ static const struct arch arch_table[] = {
      LATENT,
      .norm = {.eps = 1e-5f},
      .read = family_glm4_moe_lite},
+    {.name = "KimiLinearForCausalLM",
+     .has_two_shapes = true,
+     .head_dim = 64,
+     .norm = {.eps = 1e-5f},
+     .read = family_kimi_linear,
+     .names = &kimi_linear_names},
     {.name = "Mistral4ForCausalLM", LATENT, .read = family_mistral4},
     {.name = "MiniMaxM2ForCausalLM",
      .qk_norm = QK_NORM_WHOLE,

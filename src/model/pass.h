@@ -30,8 +30,12 @@ struct activations {
     void *mixer_in;               /* act [n_tokens][widest]: q, k, v; value, gate */
     struct device_rows mixed;     /* [n_tokens][widest]: a mixer's result, the heads */
     void *gates;                  /* act [n_tokens][n_heads * head_dim]: attention's gates; of
-                                     * Gated DeltaNet float [n_tokens][2 * n_v_heads]: b, a; NULL
+                                     * the delta rule float [n_tokens][k_delta_gates()]: b, a; NULL
                                      * without */
+    float *delta_a;               /* float [n_tokens][k_delta_forgets()], of the delta rule by
+                                     * channel, as the next two; NULL without */
+    void *delta_z;                /* act [n_tokens][values] */
+    struct device_rows delta_low; /* [n_tokens][widest of k_dim and v_dim] */
     float *state_work;            /* work memory of mixers with states; NULL without */
     void *delta;                  /* act [n_tokens][dim]: result that is added to the residual
                                      * next */
@@ -127,7 +131,7 @@ void pass_attend_latent(const struct pass *p, const struct layer_plan *layer,
 void pass_recur(const struct pass *p, const struct recurrent_plan *recurrent,
                 const struct k_state *state, const struct k_matrix *reader);
 
-/* mixer_in = q, k, v, z; gates = b, a. */
+/* mixer_in = q, k, v, z; gates = b, a. By channel in parts only: delta_a = a, delta_z = z. */
 void pass_project_delta(const struct pass *p, const struct layer_weights *w);
 
 /* mixed = Gated DeltaNet of mixer_in and gates, for the product with reader. */

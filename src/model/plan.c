@@ -394,7 +394,7 @@ int plan_mixer_in(const struct layer_plan *l)
     switch (l->mixer) {
     case MIXER_ATTENTION: return plan_qkv(&l->attn);
     case MIXER_RECURRENT: return 2 * l->recurrent.width;
-    case MIXER_DELTA: return k_delta_channels(&l->delta) + k_delta_values(&l->delta);
+    case MIXER_DELTA: return k_delta_row(&l->delta);
     case MIXER_MAMBA: return k_mamba_row(&l->mamba.shape);
     case MIXER_CONV: return 3 * l->conv.width;
     case MIXER_NONE: return 0;
@@ -465,6 +465,16 @@ static void plan_widen_latent(struct plan_widths *widest, const struct k_latent_
     widest->latent_heads = plan_wider(widest->latent_heads, s->n_heads * s->kv_rank);
 }
 
+static void plan_widen_delta(struct plan_widths *widest, const struct k_delta_shape *s)
+{
+    widest->delta_gates = plan_wider(widest->delta_gates, k_delta_gates(s));
+    if (!s->by_channel)
+        return;
+    widest->delta_forgets = plan_wider(widest->delta_forgets, k_delta_forgets(s));
+    widest->delta_values = plan_wider(widest->delta_values, k_delta_values(s));
+    widest->delta_low = plan_wider(widest->delta_low, plan_wider(s->k_dim, s->v_dim));
+}
+
 /* Fields of other mixers are 0 in a layer, so the maxima may include them. Embeddings of a layer
  * are gated in the memory of the FFN. */
 struct plan_widths plan_widest(const struct plan *p)
@@ -483,7 +493,7 @@ struct plan_widths plan_widest(const struct plan *p)
         plan_widen_latent(&widest, &layer->attn.latent);
         if (layer->attn.has_gate)
             widest.attn_gate = plan_wider(widest.attn_gate, plan_mixer_out(layer));
-        widest.delta_gates = plan_wider(widest.delta_gates, 2 * layer->delta.n_v_heads);
+        plan_widen_delta(&widest, &layer->delta);
         widest.state_work = plan_wider(widest.state_work, (int)k_delta_work(&layer->delta));
         widest.state_work = plan_wider(widest.state_work, (int)k_mamba_work(&layer->mamba.shape));
         widest.has_states = widest.has_states || plan_state_elems(layer) > 0;

@@ -204,7 +204,9 @@ struct plan_widths {
     int latent_row, latent_queries, latent_heads; /* elements of a token's latent, of its absorbed
                                                    * queries and of their results; 0 without */
     int attn_gate;                                /* elements of a row of gates of heads */
-    int delta_gates;                              /* of Gated DeltaNet: b and a */
+    int delta_gates;                              /* of the delta rule: b and a */
+    int delta_forgets, delta_values, delta_low;   /* by channel: a, z, and what both are products
+                                                   * of; 0 without */
     int state_work; /* of the work memory of mixers with states, in floats */
     bool has_states;
     int state_shared; /* bytes of shared memory of a block of their kernels */

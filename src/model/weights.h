@@ -17,7 +17,7 @@ struct layer_weights {
     struct k_norm norm_mixer, norm_mixer_after; /* [dim] */
     /* Attention: q, k, v: [(n_heads + 2 * n_kv_heads) * head_dim][dim]; q alone where another
      * layer's keys and values are read. Recurrent: value, gate: [2 * width][dim].
-     * Gated DeltaNet: q, k, v, z (kernels.h). Mamba-2 and short convolutions: as in mamba.h. */
+     * Delta rule: q, k, v, z (delta.h). Mamba-2 and short convolutions: as in mamba.h. */
     struct k_matrix mixer_in;
     void *mixer_in_bias;
     /* Latent attention: mixer_in is q [n_heads * query][dim] or, with a q_rank, q_a [q_rank][dim],
@@ -29,9 +29,12 @@ struct layer_weights {
                                 * head_dim]; NULL without */
     struct k_matrix mixer_out;  /* [dim][n_heads * head_dim], [dim][width] */
     void *mixer_out_bias;
-    struct k_matrix mixer_gate; /* [n_heads * head_dim][dim]: attention's gate; Gated DeltaNet: b, a
-                                 * [2 * n_v_heads][dim], plain */
+    struct k_matrix mixer_gate; /* [n_heads * head_dim][dim]: attention's gate; delta rule: b, a
+                                 * [k_delta_gates()][dim], plain */
     struct k_delta delta;       /* its other weights */
+    /* Delta rule by channel, all plain: f_a [k_dim][dim], f_b [n_v_heads * k_dim][k_dim], and g
+     * likewise with v_dim. */
+    struct k_matrix f_a, f_b, g_a, g_b;
     struct k_mamba mamba;       /* likewise, of Mamba-2 and of short convolutions */
     struct k_short_conv conv;
     const float *sinks;                     /* float32 [n_heads]; NULL without */

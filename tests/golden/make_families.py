@@ -176,6 +176,11 @@ def latent(q_rank, kv_rank, nope, rope, v):
                 moe_intermediate_size=20)
 
 
+def kimi_latent(q_rank, kv_rank, nope, rope, v):
+    return dict(q_lora_rank=q_rank, kv_lora_rank=kv_rank, qk_nope_head_dim=nope,
+                qk_rope_head_dim=rope, v_head_dim=v)
+
+
 def yarn(**more):
     return dict(dict(rope_type="yarn", factor=8.0, rope_theta=10000.0, beta_fast=32.0,
                      beta_slow=1.0, original_max_position_embeddings=64), **more)
@@ -183,6 +188,7 @@ def yarn(**more):
 
 DELTA_TYPES = ["linear_attention", "linear_attention", "linear_attention", "full_attention",
                "linear_attention"]
+KIMI_TYPES = ["linear_attention", "full_attention", "linear_attention"]
 PARTIAL = dict(rope_type="default", rope_theta=1e7, partial_rotary_factor=0.25,
                mrope_section=[1, 1, 0])
 LONG = dict(rope_type="longrope", rope_theta=10000.0, original_max_position_embeddings=64,
@@ -308,6 +314,28 @@ EXPERTS = {
                                                     moe_intermediate_size=18,
                                                     shared_expert_intermediate_size=24,
                                                     rope_parameters=PARTIAL), True, 0.25),
+    # A decay for each channel of keys, beside latent attention without positions; a dense layer.
+    "kimi-linear": ("kimi_linear", small(num_key_value_heads=4,
+                                         mlp_layer_types=["dense", "sparse", "dense"],
+                                         linear_head_dim=20, linear_num_heads=6,
+                                         linear_conv_kernel_dim=3, num_experts=6,
+                                         num_experts_per_token=2, num_expert_group=3, topk_group=2,
+                                         num_shared_experts=1, moe_intermediate_size=20,
+                                         routed_scaling_factor=1.7, rms_norm_eps=1e-5,
+                                         layer_types=KIMI_TYPES, **kimi_latent(None, 24, 9, 6, 11)),
+                    False, 0.25),
+    # The heads of released checkpoints, latents of queries, and layers in the list that these have.
+    "kimi-linear-wide": ("kimi_linear", few_experts(hidden_size=32, num_key_value_heads=4,
+                                                    linear_attn_config=dict(
+                                                        head_dim=128, num_heads=2,
+                                                        short_conv_kernel_size=4, kda_layers=[1],
+                                                        full_attn_layers=[2]),
+                                                    first_k_dense_replace=0, num_experts=5,
+                                                    num_experts_per_token=3,
+                                                    num_shared_experts=2,
+                                                    moe_intermediate_size=18,
+                                                    **kimi_latent(14, 20, 16, 8, 12)),
+                         False, 0.25),
     # Experts without a gate, chosen by sigmoids, and a shared one.
     "nemotron-h-moe": ("nemotron_h", few_experts(**NEMOTRON_H, layers_block_type=[
         "linear_attention", "moe", "full_attention", "moe"], n_routed_experts=6,
@@ -499,6 +527,17 @@ def rename_layers(folder):
                for k, v in tensors.items()}, path, metadata={"format": "pt"})
 
 
+def rename_dense(folder):
+    """Released Kimi-Linear has dense layers under mlp; transformers 5.24 writes all alike."""
+    from safetensors.torch import load_file, save_file
+
+    path = os.path.join(folder, "model.safetensors")
+    tensors = load_file(path)
+    save_file({k.replace("block_sparse_moe.", "mlp.")
+               if any("moe." + part + "_proj." in k for part in ("gate", "up", "down")) else k: v
+               for k, v in tensors.items()}, path, metadata={"format": "pt"})
+
+
 def save(model, folder, fused):
     """In the layout of released checkpoints, or in that of the class."""
     if fused == "mxfp4":
@@ -536,6 +575,8 @@ def make(out, name, kind, fields, vision, deviation, fused=None):
         add_next_layer(folder)
     if name == "kimi-k25":
         rename_layers(folder)
+    if name == "kimi-linear":
+        rename_dense(folder)
     for extra in ("generation_config.json",):
         if os.path.exists(os.path.join(folder, extra)):
             os.unlink(os.path.join(folder, extra))
