@@ -78,11 +78,7 @@ static __device__ inline void delta_fetch_four(const delta_args &a, float *to, i
     int column = threadIdx.x % 32 * 4;
 
     if constexpr (type == STATE_FLOAT) {
-        uint32_t shared = (uint32_t)__cvta_generic_to_shared(to);
-
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared),
-                     "l"((const float *)a.state.pages + delta_at(a, seq, place))
-                     : "memory");
+        tf32_copy_four(to, (const float *)a.state.pages + delta_at(a, seq, place));
     } else {
         for (int i = 0; i < 4; i++)
             to[i] = row < s.k_dim && column + i < s.v_dim
@@ -116,7 +112,7 @@ static __device__ inline void delta_store_four(const delta_args &a, int seq, int
 
 /* q, k and v of the block's head, one channel per thread, and the token's inputs into the state.
  * The first value head of a key head stores those of q and k. */
-template <state_type type>
+template <state_type type, bool by_channel>
 static __device__ inline void delta_one_convolve(const delta_args &a, delta_one &shared, int seq,
                                                  int token, int pos, int head)
 {
@@ -126,7 +122,7 @@ static __device__ inline void delta_one_convolve(const delta_args &a, delta_one 
     float x = 0.0f, squares;
     delta_head h;
 
-    if (part > 2 && a.d.shape.by_channel)
+    if (part > 2 && by_channel)
         shared.keep[i] = delta_keep_row(a, token, head, i);
     if (part > 2)
         return;
@@ -162,6 +158,7 @@ static __device__ inline float delta_sum_parts(const delta_one &shared)
 }
 
 /* The result of the block's head: a thread has a column of the first four warps. */
+template <bool by_channel>
 static __device__ inline void delta_one_finish(const delta_args &a, delta_one &shared, int token,
                                                int head)
 {
@@ -184,7 +181,7 @@ static __device__ inline void delta_one_finish(const delta_args &a, delta_one &s
         float norm = load_bf16((const k_bf16 *)a.d.norm + i);
 
         store_x(a.out, (size_t)token * k_delta_values(&s) + head * s.v_dim + i,
-                o * scale * norm * delta_open(a, z), a.is_half);
+                o * scale * norm * delta_open(by_channel, z), a.is_half);
     }
 }
 
@@ -251,7 +248,8 @@ static __global__ void __launch_bounds__(ONE_THREADS, 3) delta_one_kernel(const 
     int head = blockIdx.x, seq = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     int token = a.t.seq_start[seq], len = a.t.kv_len[seq], first = warp * ONE_ROWS;
     float *own = &shared.m[first][4 * lane];
-    const float *gate = delta_gates(a, token);
+    const float *gate =
+        a.gates + (size_t)token * (by_channel ? 1 : 2) * a.d.shape.n_v_heads;
     float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f), u;
     float q_scale, k_scale, keep = 1.0f, beta;
     delta_place place;
@@ -259,11 +257,11 @@ static __global__ void __launch_bounds__(ONE_THREADS, 3) delta_one_kernel(const 
     if (len == 0 || delta_is_chunk(a, seq))
         return;
     delta_fetch_matrix<type>(a, own, seq, head, len == 1);
-    delta_one_convolve<type>(a, shared, seq, token, len - 1, head);
+    delta_one_convolve<type, by_channel>(a, shared, seq, token, len - 1, head);
     if (!by_channel)
         keep = __expf(delta_log_keep(a, gate, head));
     beta = delta_sigmoid(gate[head]);
-    asm volatile("cp.async.wait_all;" ::: "memory");
+    tf32_wait_copies();
     __syncthreads();
     q_scale = rsqrtf((delta_four(shared.squares) + LENGTH_EPS) * a.d.shape.k_dim);
     k_scale = rsqrtf(delta_four(shared.squares + 4) + LENGTH_EPS);
@@ -287,7 +285,7 @@ static __global__ void __launch_bounds__(ONE_THREADS, 3) delta_one_kernel(const 
     }
     *(float4 *)&shared.parts[warp][4 * lane] = sum;
     __syncthreads();
-    delta_one_finish(a, shared, token, head);
+    delta_one_finish<by_channel>(a, shared, token, head);
 }
 
 /* --- several tokens: the convolution ---------------------------------------------------------- */
@@ -361,7 +359,7 @@ static __global__ void __launch_bounds__(32 * CONV_WARPS) delta_finish_kernel(co
             float norm = load_bf16((const k_bf16 *)a.d.norm + i);
 
             store_x(a.out, (size_t)token * k_delta_values(&s) + first + i,
-                    o[j] * scale * norm * delta_open(a, z), a.is_half);
+                    o[j] * scale * norm * delta_open(s.by_channel, z), a.is_half);
         }
     }
 }
@@ -402,8 +400,8 @@ int k_delta_rule(void *out, bool is_half, const k_bf16 *in, const float *gates,
                  const struct k_delta *d, const struct k_state *state, const struct k_tokens *t,
                  k_stream stream)
 {
-    delta_args args = {out, in, gates, *d, *state, *t, is_half};
     const struct k_delta_shape *s = &d->shape;
+    delta_args args = {out, in, gates, *d, *state, *t, is_half, NULL, 0};
     int n_heads = 2 * s->n_k_heads + s->n_v_heads;
     dim3 heads(t->n_tokens, (n_heads + CONV_WARPS - 1) / CONV_WARPS);
     dim3 values(t->n_tokens, (s->n_v_heads + CONV_WARPS - 1) / CONV_WARPS);
@@ -412,6 +410,8 @@ int k_delta_rule(void *out, bool is_half, const k_bf16 *in, const float *gates,
 
     if (s->k_dim > DELTA_DIM || s->v_dim > DELTA_DIM)
         return -1;
+    args.z = s->by_channel ? (const k_bf16 *)d->z : in + k_delta_channels(s);
+    args.z_pitch = s->by_channel ? k_delta_values(s) : k_delta_row(s);
     args.d.rows += delta_chunk_elems(args);
     if ((t->n_seqs > 1 || t->n_tokens == 1) && delta_run_one(args, whole, stream) != 0)
         return -1;

@@ -20,6 +20,8 @@ struct delta_args {
     struct k_state state;
     struct k_tokens t;
     bool is_half;
+    const k_bf16 *z; /* of the first token */
+    int z_pitch;     /* to the next one */
 };
 
 /* The launchers of delta_chunk.cu and delta_channel.cu: sequences with several tokens, from the rows
@@ -68,11 +70,7 @@ static __device__ inline const k_bf16 *delta_row(const delta_args &a, int token)
 /* A token's z of all value heads, and its row of gates. */
 static __device__ inline const k_bf16 *delta_z(const delta_args &a, int token)
 {
-    const struct k_delta_shape &s = a.d.shape;
-
-    if (s.by_channel)
-        return (const k_bf16 *)a.d.z + (size_t)token * k_delta_values(&s);
-    return delta_row(a, token) + k_delta_channels(&s);
+    return a.z + (size_t)token * a.z_pitch;
 }
 
 static __device__ inline const float *delta_gates(const delta_args &a, int token)
@@ -114,9 +112,9 @@ static __device__ inline float delta_keep_row(const delta_args &a, int token, in
 }
 
 /* What a result is multiplied with. */
-static __device__ inline float delta_open(const delta_args &a, float z)
+static __device__ inline float delta_open(bool by_channel, float z)
 {
-    return a.d.shape.by_channel ? delta_sigmoid(z) : z * delta_sigmoid(z);
+    return by_channel ? delta_sigmoid(z) : z * delta_sigmoid(z);
 }
 
 /* A head of q, k or v: its taps, and its first channel. */

@@ -136,7 +136,7 @@ static __global__ void __launch_bounds__(THREADS) delta_channel_kernel(const del
     extern __shared__ __align__(16) float delta_memory[];
     delta_rows *rows = (delta_rows *)delta_memory;
     const struct k_delta_shape &s = a.d.shape;
-    delta_part part = {(int)blockIdx.x, (int)blockIdx.z, (int)blockIdx.y * COLUMNS};
+    delta_part part = {(int)blockIdx.x, (int)blockIdx.z, (int)blockIdx.y * COLUMNS, 0, 0, 0};
     float m[ROWS];
     bool is_old;
 

@@ -319,11 +319,10 @@ EXPERTS = {
                                          mlp_layer_types=["dense", "sparse", "dense"],
                                          linear_head_dim=20, linear_num_heads=6,
                                          linear_conv_kernel_dim=3, num_experts=6,
-                                         num_experts_per_token=2, num_expert_group=3, topk_group=2,
-                                         num_shared_experts=1, moe_intermediate_size=20,
+                                         num_experts_per_token=3, num_shared_experts=1, moe_intermediate_size=20,
                                          routed_scaling_factor=1.7, rms_norm_eps=1e-5,
                                          layer_types=KIMI_TYPES, **kimi_latent(None, 24, 9, 6, 11)),
-                    False, 0.25),
+                    False, 0.2),
     # The heads of released checkpoints, latents of queries, and layers in the list that these have.
     "kimi-linear-wide": ("kimi_linear", few_experts(hidden_size=32, num_key_value_heads=4,
                                                     linear_attn_config=dict(
