@@ -188,7 +188,6 @@ def yarn(**more):
 
 DELTA_TYPES = ["linear_attention", "linear_attention", "linear_attention", "full_attention",
                "linear_attention"]
-KIMI_TYPES = ["linear_attention", "full_attention", "linear_attention"]
 PARTIAL = dict(rope_type="default", rope_theta=1e7, partial_rotary_factor=0.25,
                mrope_section=[1, 1, 0])
 LONG = dict(rope_type="longrope", rope_theta=10000.0, original_max_position_embeddings=64,
@@ -315,14 +314,16 @@ EXPERTS = {
                                                     shared_expert_intermediate_size=24,
                                                     rope_parameters=PARTIAL), True, 0.25),
     # A decay for each channel of keys, beside latent attention without positions; a dense layer.
-    "kimi-linear": ("kimi_linear", small(num_key_value_heads=4,
-                                         mlp_layer_types=["dense", "sparse", "dense"],
-                                         linear_head_dim=20, linear_num_heads=6,
-                                         linear_conv_kernel_dim=3, num_experts=6,
-                                         num_experts_per_token=3, num_shared_experts=1, moe_intermediate_size=20,
-                                         routed_scaling_factor=1.7, rms_norm_eps=1e-5,
-                                         layer_types=KIMI_TYPES, **kimi_latent(None, 24, 9, 6, 11)),
-                    False, 0.2),
+    "kimi-linear": ("kimi_linear", few_experts(num_key_value_heads=4,
+                                               mlp_layer_types=["dense", "sparse"],
+                                               linear_head_dim=20, linear_num_heads=6,
+                                               linear_conv_kernel_dim=3, num_experts=6,
+                                               num_experts_per_token=2, num_expert_group=3,
+                                               topk_group=2, num_shared_experts=1,
+                                               moe_intermediate_size=20,
+                                               routed_scaling_factor=1.7,
+                                               layer_types=["full_attention", "linear_attention"],
+                                               **kimi_latent(None, 24, 9, 6, 11)), False, 0.25),
     # The heads of released checkpoints, latents of queries, and layers in the list that these have.
     "kimi-linear-wide": ("kimi_linear", few_experts(hidden_size=32, num_key_value_heads=4,
                                                     linear_attn_config=dict(

@@ -71,6 +71,12 @@ static const struct {
      "{\"architectures\":[\"Qwen3NextForCausalLM\"],\"num_hidden_layers\":3,"
      "\"full_attention_interval\":2,\"num_experts\":7,\"num_experts_per_tok\":3,"
      "\"moe_intermediate_size\":52,\"shared_expert_intermediate_size\":44," DELTA SIZES "}"},
+    {"delta rule by channel, latents and experts",
+     "{\"architectures\":[\"KimiLinearForCausalLM\"],\"num_hidden_layers\":3,"
+     "\"linear_attn_config\":{\"num_heads\":8,\"head_dim\":13,\"short_conv_kernel_size\":3,"
+     "\"kda_layers\":[1,3],\"full_attn_layers\":[2]},\"num_experts\":7,"
+     "\"num_experts_per_token\":3,\"moe_intermediate_size\":52,\"kv_lora_rank\":22,"
+     "\"qk_nope_head_dim\":13,\"qk_rope_head_dim\":6,\"v_head_dim\":17," SIZES "}"},
     {"Mamba-2, attention or an FFN a layer",
      "{\"architectures\":[\"NemotronHForCausalLM\"],\"hybrid_override_pattern\":\"M-M*EEM\","
      "\"num_hidden_layers\":7,\"mamba_num_heads\":8,\"mamba_head_dim\":18,\"n_groups\":4,"

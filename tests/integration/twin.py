@@ -264,6 +264,54 @@ def delta(kinds="ddfddf", has_mtp=False):
 
 
 @functools.lru_cache(maxsize=None)
+def kimi(kinds="ddfddf"):
+    """A letter for each layer: d for Kimi Delta Attention, whose states take several pages, f for
+    latent attention without positions. Experts behind the first layer. They are noise; the rest is
+    the demo model's."""
+    layers = [[i + 1 for i, k in enumerate(kinds) if k == kind] for kind in "df"]
+    config = dict(read_config(), architectures=["KimiLinearForCausalLM"], model_type="kimi_linear",
+                  linear_attn_config=dict(num_heads=8, head_dim=32, short_conv_kernel_size=4,
+                                          kda_layers=layers[0], full_attn_layers=layers[1]),
+                  kv_lora_rank=52, qk_nope_head_dim=20, qk_rope_head_dim=12, v_head_dim=18,
+                  num_experts=8, num_experts_per_token=2, moe_intermediate_size=24)
+    dim, heads, draw = config["hidden_size"], config["num_attention_heads"], random.Random(1)
+    tensors = [(n, h["shape"], d) for n, h, d in read_weights()
+               if ".self_attn." not in n and (".mlp." not in n or ".0.mlp." in n)]
+    for i, kind in enumerate(kinds):
+        def add(name, shape, deviation, mean=0.0, layer=i):
+            tensors.append(("model.layers.%d.%s" % (layer, name), shape,
+                            noise(draw, shape, deviation, mean)))
+
+        if kind == "f":
+            add("self_attn.q_proj.weight", [heads * 32, dim], 0.06)
+            add("self_attn.kv_a_proj_with_mqa.weight", [64, dim], 0.06)
+            add("self_attn.kv_a_layernorm.weight", [52], 0.1, 1.0)
+            add("self_attn.kv_b_proj.weight", [heads * 38, 52], 0.15)
+            add("self_attn.o_proj.weight", [dim, heads * 18], 0.06)
+        else:
+            for part in "qkv":
+                add("self_attn.%s_proj.weight" % part, [256, dim], 0.06)
+                add("self_attn.%s_conv1d.weight" % part, [256, 1, 4], 0.6)
+            for part in "fg":
+                add("self_attn.%s_a_proj.weight" % part, [32, dim], 0.06)
+                add("self_attn.%s_b_proj.weight" % part, [256, 32], 0.2)
+            add("self_attn.b_proj.weight", [8, dim], 0.06)
+            add("self_attn.A_log", [8], 1.0, -3.0)  # some forget within tokens, some hardly ever
+            add("self_attn.dt_bias", [256], 0.5)
+            add("self_attn.o_norm.weight", [32], 0.1, 1.0)
+            add("self_attn.o_proj.weight", [dim, 256], 0.06)
+        if i == 0:
+            continue
+        add("block_sparse_moe.gate.weight", [8, dim], 0.1)
+        add("block_sparse_moe.gate.e_score_correction_bias", [8], 0.1)
+        for e in range(8):
+            for part, shape in (("w1", [24, dim]), ("w3", [24, dim]), ("w2", [dim, 24])):
+                add("block_sparse_moe.experts.%d.%s.weight" % (e, part), shape, 0.06)
+        for part, shape in (("gate", [24, dim]), ("up", [24, dim]), ("down", [dim, 24])):
+            add("block_sparse_moe.shared_experts.%s_proj.weight" % part, shape, 0.06)
+    return write_folder("kimi", config, tensors)
+
+
 def mamba(kinds="mmfmmf"):
     """A letter for each layer: m for Mamba-2, whose states take several pages, f for attention, or b
     for both beside each other in all layers. Mixers are noise; the rest is the demo model's."""
