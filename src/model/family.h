@@ -20,6 +20,8 @@ void family_gemma3(struct hf_config *c, struct config_source *s, const struct js
 void family_gemma4(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_gemma4_unified(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_glm(struct hf_config *c, struct config_source *s, const struct json *obj);
+void family_deepseek_v32(struct hf_config *c, struct config_source *s, const struct json *obj);
+void family_glm_moe_dsa(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_glm4_moe_lite(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_gpt2(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_gpt_neox(struct hf_config *c, struct config_source *s, const struct json *obj);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Fields of config.json of families with latent attention (kernels/latent.h): DeepSeek V2 and V3,
- * Kimi K2, Kimi-Linear, GLM 4.7 Flash, Mistral 4. Meanings and defaults are those of the configuration classes
+ * V3.2, Kimi K2, Kimi-Linear, GLM 4.7 Flash and 5, Mistral 4. Meanings and defaults are those of the configuration classes
  * in transformers, which ignore head_dim and the number of kv heads.
  *
  * The model's config has one kv head, whose head_dim is the length of a latent. The layer behind
@@ -231,6 +231,91 @@ void family_kimi_linear(struct hf_config *c, struct config_source *s, const stru
     family_latent_experts(c, s, obj, &experts);
     latent_read_dense(c, s, obj);
 }
+
+/* --- the choice of tokens ------------------------------------------------------------------- */
+
+static void latent_read_index(struct hf_config *c, struct config_source *s, const struct json *obj,
+                              int n_heads)
+{
+    if (s->rc != ERR_OK)
+        return;
+    c->index = (struct k_index_shape){
+        .n_heads = source_whole(s, obj, "index_n_heads", n_heads, 1, 1024),
+        .dim = source_whole(s, obj, "index_head_dim", 128, 2, K_INDEX_DIM_MAX),
+        .rope_dim = c->latent.rope_dim,
+        .n_keys = source_whole(s, obj, "index_topk", 2048, 1, 1 << 20)};
+    c->ropes[0].interleaved = true;
+    if (s->rc == ERR_OK && (c->index.dim % 2 != 0 || c->index.dim < c->index.rope_dim)) {
+        log_error("model: %s: index_head_dim %d must be even and at least qk_rope_head_dim %d",
+                  s->name, c->index.dim, c->index.rope_dim);
+        source_fail(s, ERR_INVALID);
+    }
+    if (s->rc == ERR_OK && c->latent.q_rank == 0) {
+        log_error("model: %s: q_lora_rank must be a number", s->name);
+        source_fail(s, ERR_UNSUPPORTED);
+    }
+}
+
+/* Which layers see the tokens that the one before does: by a list of "full" and "shared", by a text
+ * of F and S, or every few layers one has an index of its own. */
+static void latent_read_shared(struct hf_config *c, struct config_source *s, const struct json *obj)
+{
+    const struct json *types = json_get_kind(obj, "indexer_types", JSON_LIST);
+    const char *pattern = json_get_text(obj, "index_topk_pattern", NULL);
+    int every = source_whole(s, obj, "index_topk_freq", 1, 0, HF_CONFIG_LAYERS_MAX);
+    int first = source_whole(s, obj, "index_skip_topk_offset", 2, 0, HF_CONFIG_LAYERS_MAX);
+
+    for (int i = 0; i < c->n_layers && s->rc == ERR_OK; i++) {
+        int behind = i + 1 > first ? i + 1 - first : 0;
+        const char *type = every > 1 && behind % every != 0 ? "shared" : "full";
+
+        if (types != NULL)
+            type = i < (int)types->n && types->items[i].kind == JSON_TEXT ? types->items[i].text : "";
+        else if (pattern != NULL)
+            type = i >= (int)strlen(pattern) ? "" : pattern[i] == 'S' ? "shared"
+                                                : pattern[i] == 'F'   ? "full"
+                                                                      : "";
+        c->shares_index[i] = strcmp(type, "shared") == 0;
+        if ((c->shares_index[i] && i > 0) || strcmp(type, "full") == 0)
+            continue;
+        log_error("model: %s: indexer_types must have \"full\" or \"shared\" for each of %d layers, "
+                  "and begin with \"full\"",
+                  s->name, c->n_layers);
+        source_fail(s, ERR_INVALID);
+    }
+}
+
+void family_deepseek_v32(struct hf_config *c, struct config_source *s, const struct json *obj)
+{
+    family_deepseek_v3(c, s, obj);
+    latent_read_dense(c, s, obj);
+    latent_read_index(c, s, obj, 64);
+}
+
+/* The index rotates pairs as attention does. */
+void family_glm_moe_dsa(struct hf_config *c, struct config_source *s, const struct json *obj)
+{
+    static const struct latent_presets presets = {2048, 512, 192, 256, false, false};
+    static const struct latent_experts experts = {.ff_dim = 2048,
+                                                  .n_used = 8,
+                                                  .n_shared = 1,
+                                                  .n_dense = 3,
+                                                  .n_groups = 1,
+                                                  .n_groups_used = 1,
+                                                  .scale = 2.5,
+                                                  .is_sigmoid = true};
+
+    latent_read(c, s, obj, &presets);
+    latent_expect(s, obj, "topk_method", "noaux_tc", "noaux_tc");
+    latent_expect(s, obj, "scoring_func", "sigmoid", "sigmoid");
+    family_latent_experts(c, s, obj, &experts);
+    latent_read_dense(c, s, obj);
+    latent_read_index(c, s, obj, 32);
+    latent_read_shared(c, s, obj);
+    c->index_interleaved = true;
+}
+
+/* --- more families -------------------------------------------------------------------------- */
 
 /* Without mlp_layer_types the first layer is dense. */
 void family_glm4_moe_lite(struct hf_config *c, struct config_source *s, const struct json *obj)

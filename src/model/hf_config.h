@@ -13,6 +13,7 @@
 #include "base/err.h"
 #include "base/hash.h"
 #include "kernels/delta.h"
+#include "kernels/index.h"
 #include "kernels/kernels.h"
 #include "kernels/latent.h"
 #include "kernels/mamba.h"
@@ -113,6 +114,9 @@ struct arch_names {
     /* Or its rows for keys and for values apart, whole names: [n_heads][kv_rank][nope_dim] and
      * [n_heads][v_dim][kv_rank]. */
     const char *k_b, *v_b;
+    /* Of the choice of tokens: queries of the latents of queries, keys and weights of the input;
+     * index_norm has a .bias. */
+    const char *index_q, *index_k, *index_norm, *index_weights;
     const char *norm_mlp, *norm_mlp_after; /* norm_mlp NULL in a parallel layer: it shares
                                             * norm_attn */
     const char *gate, *up, *gate_up, *down;
@@ -280,6 +284,10 @@ struct hf_config {
     struct k_latent_shape latent;         /* of LAYER_FULL; kv_rank 0: heads have keys of their own,
                                            * else the one kv head has a latent for a key */
     float latent_eps;                     /* of the norms of latents */
+    struct k_index_shape index;           /* of LAYER_FULL with latents; n_heads 0: without */
+    bool index_interleaved;               /* its rope, whose turns are those of latents */
+    bool shares_index[HF_CONFIG_LAYERS_MAX]; /* [n_layers]: it sees the tokens that the layer before
+                                              * it does */
     bool lacks_ffn[HF_CONFIG_LAYERS_MAX]; /* [n_layers]: the layer is a mixer alone */
     bool is_twin;                         /* two layers are one of the checkpoint's: Mamba-2, whose
                                            * input attention reads too, and attention with the

@@ -910,6 +910,7 @@ int model_open(struct model **out, const struct model_options *o)
     if ((rc = model_take_mtp(model, o)) != ERR_OK || (rc = model_choose_head(model, o)) != ERR_OK ||
         (rc = plan_make(&whole, &model->config)) != ERR_OK)
         goto out;
+    plan_drop_index(&whole, o->max_model_len > 0 ? o->max_model_len : model->config.len_max);
     if ((rc = model_open_ranks(model, o, &whole)) != ERR_OK ||
         (rc = model_check_head(model, o)) != ERR_OK)
         goto out;

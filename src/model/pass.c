@@ -87,6 +87,25 @@ static int activations_alloc_gates(struct activations *a, struct device *d, cons
     return ERR_OK;
 }
 
+/* Of the choice of tokens. */
+static int activations_alloc_index(struct activations *a, struct device *d, const struct plan *plan,
+                                   size_t tokens)
+{
+    const struct k_index_shape s = plan_widest(plan).index;
+    size_t heads = (size_t)s.n_heads, dim = (size_t)s.dim, elem = d->elem_bytes;
+
+    if (s.n_keys == 0)
+        return ERR_OK;
+    a->index_queries = d->ops->alloc_scratch(d, tokens * heads * dim * elem);
+    a->index_keys = d->ops->alloc_scratch(d, tokens * dim * elem);
+    a->index_weights = d->ops->alloc_scratch(d, tokens * heads * sizeof *a->index_weights);
+    a->chosen = d->ops->alloc_scratch(d, tokens * (size_t)s.n_keys * sizeof *a->chosen);
+    if (a->index_queries == NULL || a->index_keys == NULL || a->index_weights == NULL ||
+        a->chosen == NULL)
+        return ERR_NO_MEMORY;
+    return ERR_OK;
+}
+
 /* Of the delta rule by channel. */
 static int activations_alloc_delta(struct activations *a, struct device *d, const struct plan *plan,
                                    size_t tokens)
@@ -147,6 +166,7 @@ static int activations_alloc_more(struct activations *a, struct device *d, const
     size_t latent = (size_t)plan_widest(plan).latent * d->elem_bytes;
 
     if (activations_alloc_latent(a, d, plan, tokens) != ERR_OK ||
+        activations_alloc_index(a, d, plan, tokens) != ERR_OK ||
         activations_alloc_delta(a, d, plan, tokens) != ERR_OK)
         return ERR_NO_MEMORY;
     if (row > 0 && (a->embeds = d->ops->alloc_scratch(d, tokens * row * d->elem_bytes)) == NULL)

@@ -48,6 +48,10 @@ struct activations {
                                      * two; NULL without */
     void *latent_queries;         /* act [n_tokens][n_heads * latent row] */
     void *latent_heads;           /* act [n_tokens][n_heads * kv_rank] */
+    /* Of the choice of tokens; NULL without. */
+    void *index_queries, *index_keys; /* act [n_tokens][n_heads * dim], [n_tokens][dim] */
+    float *index_weights;             /* float [n_tokens][n_heads] */
+    int32_t *chosen;                  /* int32 [n_tokens][n_keys], also for layers behind it */
     void *embeds;                 /* act [n_tokens][n_layers][width]: embeddings for each layer;
                                      * NULL without */
     /* Of an EAGLE-3 head; NULL without. */
@@ -122,8 +126,8 @@ void pass_attend(const struct pass *p, const struct attn_plan *attn, const struc
 void pass_project_latent(const struct pass *p, const struct attn_plan *attn,
                          const struct layer_weights *w);
 
-/* mixed = latent attention of mixer_in and latent_keys over the pages that kv views. turns: of the
- * layer's rope. */
+/* mixed = latent attention of mixer_in and latent_keys over the pages that kv views, of all tokens or
+ * of chosen ones. turns: of the layer's rope. */
 void pass_attend_latent(const struct pass *p, const struct layer_plan *layer,
                         const struct layer_weights *w, const struct k_kv *kv, const float *turns);
 

@@ -336,6 +336,20 @@ EXPERTS = {
                                                     moe_intermediate_size=18,
                                                     **kimi_latent(14, 20, 16, 8, 12)),
                          False, 0.25),
+    # Latent attention of chosen tokens: fewer than the longest prompts have.
+    "deepseek-v32": ("deepseek_v32", few_experts(num_key_value_heads=4, n_group=1, topk_group=1,
+                                                 first_k_dense_replace=1, n_shared_experts=1,
+                                                 index_n_heads=9, index_head_dim=14, index_topk=48,
+                                                 **latent(14, 20, 9, 8, 5),
+                                                 rope_parameters=yarn(mscale=1.0,
+                                                                      mscale_all_dim=1.0)),
+                     False, 0.25),
+    # The middle layer sees the tokens that the first one has chosen.
+    "glm-moe-dsa": ("glm_moe_dsa", small(num_key_value_heads=4, n_shared_experts=1,
+                                         mlp_layer_types=["dense", "sparse", "dense"],
+                                         index_n_heads=10, index_head_dim=12, index_topk=64,
+                                         indexer_types=["full", "shared", "full"],
+                                         **latent(18, 26, 15, 6, 21)), False, 0.25),
     # Experts without a gate, chosen by sigmoids, and a shared one.
     "nemotron-h-moe": ("nemotron_h", few_experts(**NEMOTRON_H, layers_block_type=[
         "linear_attention", "moe", "full_attention", "moe"], n_routed_experts=6,
