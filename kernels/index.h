@@ -19,7 +19,10 @@
 extern "C" {
 #endif
 
-#define K_INDEX_DIM_MAX 256
+#define K_INDEX_DIM_MAX    256
+#define K_INDEX_DIM_FAST   128 /* of the launcher, and heads of it */
+#define K_INDEX_HEADS_FAST 64
+#define K_INDEX_BLOCKS     264 /* two for each multiprocessor of an H200 */
 
 /* The sizes of a layer; all ranks have all of it. */
 struct k_index_shape {
@@ -36,27 +39,38 @@ struct k_index {
     const float *turns;      /* float32 [max_len][rope_dim / 2][2], as those of latents */
     bool interleaved;        /* pairs are (2 i, 2 i + 1), not (i, i + rope_dim / 2) */
     float eps;
+    float *scores; /* work memory of the launcher [K_INDEX_BLOCKS][scores_len] */
+    int scores_len; /* tokens of the longest text */
 };
 
 /* Write the index keys of a step's tokens to their pages, from in [n_tokens][dim]. kv describes the
  * keys: one kv head of dim elements, behind the latents. Tokens of sequences of kv_len 0 are
- * skipped. The reference does tokens first .. last - 1. */
+ * skipped. The reference does tokens first .. last - 1. Launchers take pages of bf16. */
 void ref_index_keys(const float *in, const struct k_index *x, const struct k_kv *kv,
                     const struct k_tokens *t, int first, int last);
+int k_index_keys(const k_bf16 *in, const struct k_index *x, const struct k_kv *kv,
+                 const struct k_tokens *t, k_stream stream);
 
 /* chosen int32 [n_tokens][n_keys] = the positions that each token sees, in their order, then -1.
  * queries [n_tokens][n_heads][dim], not rotated yet; weights float32 [n_tokens][n_heads] on both
  * sides. The reference does one token, with scratch for two floats for each key. A token's choice
- * depends on nothing else in the batch. */
+ * depends on nothing else in the batch. The launcher's sums are in another order, so of nearly equal
+ * scores it may choose others; it takes K_INDEX_HEADS_FAST heads of K_INDEX_DIM_FAST at most. */
 void ref_index_choose(int32_t *chosen, const float *queries, const float *weights,
                       const struct k_index *x, const struct k_kv *kv, const struct k_tokens *t,
                       int token, float *scratch);
+int k_index_choose(int32_t *chosen, const k_bf16 *queries, const float *weights,
+                   const struct k_index *x, const struct k_kv *kv, const struct k_tokens *t,
+                   k_stream stream);
 
 /* ref_attn() of one head over the chosen positions alone, of a kv with value_dim; 0 for a token
- * without any. scratch: a float for each. */
+ * without any, which the launcher leaves as it is. scratch: a float for each. */
 void ref_attn_chosen(float *out, const float *queries, const struct k_kv *kv,
                      const struct k_tokens *t, const int32_t *chosen, int n_keys, int n_heads,
                      float scale, int token, int head, float *scratch);
+int k_attn_chosen(k_bf16 *out, const k_bf16 *queries, const struct k_kv *kv,
+                  const struct k_tokens *t, const int32_t *chosen, int n_keys, int n_heads,
+                  float scale, k_stream stream);
 
 #ifdef __cplusplus
 }

@@ -389,8 +389,9 @@ struct device_ops {
     void (*latent_queries)(struct device *d, void *out, const void *in, const struct k_latent *l);
     void (*latent_values)(struct device *d, void *out, const void *in, const struct k_latent *l);
     /* The choice of the tokens that each token of the step sees, and latent attention over these
-     * (kernels/index.h): keys [n_tokens][dim] to the pages, chosen int32 [n_tokens][n_keys]. NULL:
-     * the device has no such attention. */
+     * (kernels/index.h): keys [n_tokens][dim] to the pages, chosen int32 [n_tokens][n_keys]. If
+     * has_index_work, the work memory of struct k_index is there. */
+    bool has_index_work;
     void (*index_keys)(struct device *d, const void *in, const struct k_index *x,
                        const struct k_kv *kv);
     void (*index_choose)(struct device *d, int32_t *chosen, const void *queries,

@@ -191,6 +191,36 @@ void layers_latent_queries(struct device *d, void *out, const void *in, const st
     cuda_keep(gpu, k_latent_queries(out, in, l, &gpu->tokens, gpu->stream), "latent_queries");
 }
 
+void layers_index_keys(struct device *d, const void *in, const struct k_index *x,
+                       const struct k_kv *kv)
+{
+    struct cuda *gpu = cuda_of(d);
+    const struct k_tokens tokens = k_tokens_of(&gpu->tokens, kv->group);
+
+    cuda_keep(gpu, k_index_keys(in, x, kv, &tokens, gpu->stream), "index_keys");
+}
+
+void layers_index_choose(struct device *d, int32_t *chosen, const void *queries,
+                         const float *weights, const struct k_index *x, const struct k_kv *kv)
+{
+    struct cuda *gpu = cuda_of(d);
+    const struct k_tokens tokens = k_tokens_of(&gpu->tokens, kv->group);
+
+    cuda_keep(gpu, k_index_choose(chosen, queries, weights, x, kv, &tokens, gpu->stream),
+              "index_choose");
+}
+
+void layers_attn_chosen(struct device *d, void *out, const void *queries, const struct k_kv *kv,
+                        int32_t *chosen, int n_keys, int n_heads, float scale)
+{
+    struct cuda *gpu = cuda_of(d);
+    const struct k_tokens tokens = k_tokens_of(&gpu->tokens, kv->group);
+
+    cuda_keep(gpu,
+              k_attn_chosen(out, queries, kv, &tokens, chosen, n_keys, n_heads, scale, gpu->stream),
+              "attn_chosen");
+}
+
 void layers_latent_values(struct device *d, void *out, const void *in, const struct k_latent *l)
 {
     struct cuda *gpu = cuda_of(d);

@@ -122,22 +122,21 @@ int model_choose_head(struct model *m, const struct model_options *o)
 /* A choice of tokens is left in the plan where texts may be longer than it. */
 static int model_check_index(const struct model *m, const struct model_options *o)
 {
-    int n_keys = 0;
+    const struct k_index_shape s = plan_widest(&m->plan).index;
 
-    for (int i = 0; i < m->plan.n_layers; i++) {
-        if (m->plan.layers[i].attn.index.n_keys > n_keys)
-            n_keys = m->plan.layers[i].attn.index.n_keys;
-    }
-    if (n_keys > 0 && m->device->ops->index_choose == NULL) {
-        log_error("model: %s: texts of more than index_topk tokens are not supported on %s: set "
-                  "max_model_len to at most %d",
-                  m->config.arch->name, m->device->name, n_keys);
+    if (s.n_keys > 0 && m->device->is_gpu &&
+        (s.n_heads > K_INDEX_HEADS_FAST || s.dim > K_INDEX_DIM_FAST ||
+         o->page_tokens * s.dim % 8 != 0)) {
+        log_error("model: %s: an index of %d heads of %d, with page_tokens %d, is not supported on "
+                  "%s: set max_model_len to at most index_topk %d",
+                  m->config.arch->name, s.n_heads, s.dim, o->page_tokens, m->device->name,
+                  s.n_keys);
         return ERR_UNSUPPORTED;
     }
-    if (n_keys > 0 && o->kv_cache_dtype != NULL && strncmp(o->kv_cache_dtype, "fp8", 3) == 0) {
+    if (s.n_keys > 0 && o->kv_cache_dtype != NULL && strncmp(o->kv_cache_dtype, "fp8", 3) == 0) {
         log_error("model: %s: kv_cache_dtype fp8 is supported with a max_model_len of at most "
                   "index_topk %d only",
-                  m->config.arch->name, n_keys);
+                  m->config.arch->name, s.n_keys);
         return ERR_UNSUPPORTED;
     }
     return ERR_OK;

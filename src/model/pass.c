@@ -89,7 +89,7 @@ static int activations_alloc_gates(struct activations *a, struct device *d, cons
 
 /* Of the choice of tokens. */
 static int activations_alloc_index(struct activations *a, struct device *d, const struct plan *plan,
-                                   size_t tokens)
+                                   const struct device_limits *limits, size_t tokens)
 {
     const struct k_index_shape s = plan_widest(plan).index;
     size_t heads = (size_t)s.n_heads, dim = (size_t)s.dim, elem = d->elem_bytes;
@@ -100,6 +100,10 @@ static int activations_alloc_index(struct activations *a, struct device *d, cons
     a->index_keys = d->ops->alloc_scratch(d, tokens * dim * elem);
     a->index_weights = d->ops->alloc_scratch(d, tokens * heads * sizeof *a->index_weights);
     a->chosen = d->ops->alloc_scratch(d, tokens * (size_t)s.n_keys * sizeof *a->chosen);
+    if (d->ops->has_index_work &&
+        (a->index_scores = d->ops->alloc_scratch(
+             d, K_INDEX_BLOCKS * (size_t)limits->len_max * sizeof *a->index_scores)) == NULL)
+        return ERR_NO_MEMORY;
     if (a->index_queries == NULL || a->index_keys == NULL || a->index_weights == NULL ||
         a->chosen == NULL)
         return ERR_NO_MEMORY;
@@ -160,13 +164,13 @@ static int activations_alloc_eagle(struct activations *a, struct device *d, cons
 
 /* Memory that only some families use. Ranks sum the results of experts apart, and squares. */
 static int activations_alloc_more(struct activations *a, struct device *d, const struct plan *plan,
-                                  size_t tokens)
+                                  const struct device_limits *limits, size_t tokens)
 {
     size_t row = (size_t)plan->n_layers * (size_t)plan->embeds.width;
     size_t latent = (size_t)plan_widest(plan).latent * d->elem_bytes;
 
     if (activations_alloc_latent(a, d, plan, tokens) != ERR_OK ||
-        activations_alloc_index(a, d, plan, tokens) != ERR_OK ||
+        activations_alloc_index(a, d, plan, limits, tokens) != ERR_OK ||
         activations_alloc_delta(a, d, plan, tokens) != ERR_OK)
         return ERR_NO_MEMORY;
     if (row > 0 && (a->embeds = d->ops->alloc_scratch(d, tokens * row * d->elem_bytes)) == NULL)
@@ -215,7 +219,7 @@ int activations_alloc(struct activations *a, struct device *d, const struct plan
     if (a->x == NULL || a->rows == NULL || a->rows_normed.data == NULL || a->delta == NULL ||
         a->sums == NULL || (is_last && activations_alloc_logits(a, d, plan, limits) != ERR_OK))
         return ERR_NO_MEMORY;
-    if (activations_alloc_more(a, d, plan, tokens) != ERR_OK ||
+    if (activations_alloc_more(a, d, plan, limits, tokens) != ERR_OK ||
         activations_alloc_eagle(a, d, plan, tokens) != ERR_OK)
         return ERR_NO_MEMORY;
     if (limits->codes)

@@ -52,6 +52,7 @@ struct activations {
     void *index_queries, *index_keys; /* act [n_tokens][n_heads * dim], [n_tokens][dim] */
     float *index_weights;             /* float [n_tokens][n_heads] */
     int32_t *chosen;                  /* int32 [n_tokens][n_keys], also for layers behind it */
+    float *index_scores;              /* work memory of the choice; NULL without */
     void *embeds;                 /* act [n_tokens][n_layers][width]: embeddings for each layer;
                                      * NULL without */
     /* Of an EAGLE-3 head; NULL without. */

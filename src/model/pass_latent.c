@@ -67,7 +67,9 @@ static void pass_attend_chosen(const struct pass *p, const struct attn_plan *att
                                   .bias = w->index_norm.bias,
                                   .turns = turns,
                                   .interleaved = attn->index_interleaved,
-                                  .eps = w->index_norm.eps};
+                                  .eps = w->index_norm.eps,
+                                  .scores = acts->index_scores,
+                                  .scores_len = p->d->limits.len_max};
     struct k_kv keys = *kv;
 
     keys.layer_elems += (size_t)kv->page_tokens * (size_t)kv->head_dim;

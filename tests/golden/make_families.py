@@ -327,7 +327,7 @@ EXPERTS = {
     # The heads of released checkpoints, latents of queries, and layers in the list that these have.
     "kimi-linear-wide": ("kimi_linear", few_experts(hidden_size=32, num_key_value_heads=4,
                                                     linear_attn_config=dict(
-                                                        head_dim=128, num_heads=2,
+                                                        head_dim=128, num_heads=1,
                                                         short_conv_kernel_size=4, kda_layers=[1],
                                                         full_attn_layers=[2]),
                                                     first_k_dense_replace=0, num_experts=5,
