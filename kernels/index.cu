@@ -61,10 +61,10 @@ static __device__ inline float index_turned(const index_args &a, const float *x,
 
 static __global__ void __launch_bounds__(THREADS) index_keys_kernel(const index_args a)
 {
-    __shared__ float rows[WARPS][K_INDEX_DIM_MAX];
+    extern __shared__ __align__(16) float index_shared[]; /* [WARPS][dim] */
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, token = blockIdx.x * WARPS + warp;
     int dim = a.x.shape.dim, seq, pos;
-    float mean = 0.0f, square = 0.0f, scale, *row = rows[warp];
+    float mean = 0.0f, square = 0.0f, scale, *row = index_shared + warp * dim;
     k_bf16 *to;
 
     if (token >= a.t.n_tokens || a.t.kv_len[a.t.seq[token]] == 0)
@@ -290,7 +290,8 @@ int k_index_keys(const k_bf16 *in, const struct k_index *x, const struct k_kv *k
 
     if (kv->type != K_BF16 || x->shape.dim > K_INDEX_DIM_MAX)
         return -1;
-    return K_LAUNCH(index_keys_kernel, (t->n_tokens + WARPS - 1) / WARPS, THREADS, 0, stream, args);
+    return K_LAUNCH(index_keys_kernel, (t->n_tokens + WARPS - 1) / WARPS, THREADS,
+                    WARPS * x->shape.dim * sizeof(float), stream, args);
 }
 
 int k_index_choose(int32_t *chosen, const k_bf16 *queries, const float *weights,
