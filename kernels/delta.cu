@@ -290,8 +290,18 @@ static __global__ void __launch_bounds__(ONE_THREADS, 3) delta_one_kernel(const 
 
 /* --- several tokens: the convolution ---------------------------------------------------------- */
 
+/* The factors of a head's matrix before a token, by a warp. */
+static __device__ inline void delta_keep_rows(const delta_args &a, int token, int head)
+{
+    const struct k_delta_shape &s = a.d.shape;
+    float *to = delta_chunk_rows(a) + ((size_t)token * s.n_v_heads + head) * s.k_dim;
+
+    for (int i = threadIdx.x % 32; i < s.k_dim; i += 32)
+        to[i] = delta_keep_row(a, token, head, i);
+}
+
 /* A row of a.d.rows: q and k of their lengths, rounded for tensor cores unless factors are by
- * channel, and v. A warp has a head of a token. */
+ * channel, and v. A warp has a head of a token; by channel others have the factors of one. */
 static __global__ void __launch_bounds__(32 * CONV_WARPS) delta_convolve_kernel(const delta_args a)
 {
     const struct k_delta_shape &s = a.d.shape;
@@ -302,6 +312,8 @@ static __global__ void __launch_bounds__(32 * CONV_WARPS) delta_convolve_kernel(
     float x[4], squares = 0.0f, scale = 1.0f;
     delta_head h;
 
+    if (s.by_channel && item >= n_heads && item < n_heads + s.n_v_heads && delta_is_chunk(a, seq))
+        delta_keep_rows(a, token, item - n_heads);
     if (item >= n_heads || !delta_is_chunk(a, seq))
         return;
     h = is_value ? delta_value_head(a, item - 2 * s.n_k_heads)
@@ -402,7 +414,7 @@ int k_delta_rule(void *out, bool is_half, const k_bf16 *in, const float *gates,
 {
     const struct k_delta_shape *s = &d->shape;
     delta_args args = {out, in, gates, *d, *state, *t, is_half, NULL, 0};
-    int n_heads = 2 * s->n_k_heads + s->n_v_heads;
+    int n_heads = 2 * s->n_k_heads + (s->by_channel ? 2 : 1) * s->n_v_heads;
     dim3 heads(t->n_tokens, (n_heads + CONV_WARPS - 1) / CONV_WARPS);
     dim3 values(t->n_tokens, (s->n_v_heads + CONV_WARPS - 1) / CONV_WARPS);
     bool whole = s->k_dim == DELTA_DIM && s->v_dim == DELTA_DIM && state->page_elems % 4 == 0 &&

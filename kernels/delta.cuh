@@ -31,10 +31,13 @@ int delta_launch_chunks(const delta_args &a, k_stream stream);
 int delta_launch_channels(const delta_args &a, k_stream stream);
 
 /* Rows of chunks [n_tokens][n_v_heads][K_DELTA_CHUNK], which lie before those of a.d.rows, because
- * they are in groups of four whatever the sizes of heads are. */
+ * they are in groups of four whatever the sizes of heads are. By channel factors of the matrices'
+ * rows [n_tokens][n_v_heads][k_dim] lie there. */
 static __host__ __device__ inline size_t delta_chunk_elems(const delta_args &a)
 {
-    return (size_t)a.t.n_tokens * a.d.shape.n_v_heads * K_DELTA_CHUNK;
+    const struct k_delta_shape &s = a.d.shape;
+
+    return (size_t)a.t.n_tokens * s.n_v_heads * (s.by_channel ? s.k_dim : K_DELTA_CHUNK);
 }
 
 static __device__ inline float *delta_chunk_rows(const delta_args &a)
@@ -46,6 +49,12 @@ static __device__ inline float *delta_chunk_rows(const delta_args &a)
 static __device__ inline bool delta_is_chunk(const delta_args &a, int seq)
 {
     return a.t.kv_len[seq] > 0 && a.t.seq_start[seq + 1] - a.t.seq_start[seq] > 1;
+}
+
+/* True if rows and heads lie in groups of four elements. */
+static __device__ inline bool delta_in_fours(const struct k_delta_shape &s)
+{
+    return s.k_dim % 4 == 0 && s.v_dim % 4 == 0;
 }
 
 /* --- addresses ------------------------------------------------------------------------------ */

@@ -91,7 +91,8 @@ struct k_delta {
 /* Floats of work memory for a token, in whole groups of four for all tokens together. */
 K_BOTH size_t k_delta_work(const struct k_delta_shape *s)
 {
-    return (size_t)(k_delta_channels(s) + K_DELTA_CHUNK * s->n_v_heads);
+    return (size_t)(k_delta_channels(s) +
+                    (s->by_channel ? k_delta_forgets(s) : K_DELTA_CHUNK * s->n_v_heads));
 }
 
 /* A row of in [n_tokens][k_delta_row()] is q, k, v, z; one of gates, float32 [n_tokens]

@@ -5,9 +5,9 @@
  *
  * A block has COLUMNS columns of a head's matrix in registers: a warp has four of them, of which a
  * lane has a quarter of the rows in groups of four, so that sums over rows take three exchanges and
- * no barrier. Rows of q, k and factors of TOKENS tokens are fetched into shared memory at once, the
- * next ones while these run. Bound by the latency of a token: two sums over rows, one after the
- * other.
+ * no barrier. Rows of q, k, v and factors, which delta_convolve_kernel() has written, are fetched
+ * into shared memory TOKENS at a time, the next ones while these run. Bound by the latency of a
+ * token: a sum over rows, which the next one waits for.
  *
  * Chunks on tensor cores, as in delta_chunk.cu, would need factors between two tokens of each
  * channel within the product of their keys. */
@@ -19,10 +19,9 @@
 #define TOKENS  16 /* of a fetch */
 #define ROWS    16 /* of a lane: four groups of four, 32 rows apart */
 
-static_assert(THREADS == DELTA_DIM, "a thread fetches a channel");
 static_assert(8 * ROWS == DELTA_DIM, "eight lanes have a column");
 
-/* Rows of the next tokens, and what a token's values and gate are. */
+/* Rows of some tokens; a row behind the last channel is 0. */
 struct delta_rows {
     float q[TOKENS][DELTA_DIM], k[TOKENS][DELTA_DIM], keep[TOKENS][DELTA_DIM];
     float v[TOKENS][COLUMNS], beta[TOKENS];
@@ -48,29 +47,27 @@ static __device__ inline size_t delta_lane_elem(const delta_args &a, const delta
            delta_lane_column();
 }
 
-/* Fetch the rows of up to TOKENS tokens. Channels behind the last one are 0, and their factors 1. */
+/* Begin to fetch the rows of up to TOKENS tokens. Channels behind the last one are 0. */
 static __device__ inline void delta_fetch_rows(const delta_args &a, const delta_part &part,
                                                delta_rows &to, int first)
 {
     const struct k_delta_shape &s = a.d.shape;
-    int n = min(TOKENS, part.end - first), i = threadIdx.x;
-    int k_head = part.head / (s.n_v_heads / s.n_k_heads), column = i % COLUMNS;
+    int n = min(TOKENS, part.end - first), k_head = part.head / (s.n_v_heads / s.n_k_heads);
+    size_t pitch = k_delta_channels(&s), forgets = k_delta_forgets(&s);
+    const float *row = a.d.rows + first * pitch, *q = row + k_head * s.k_dim;
+    bool fours = delta_in_fours(s);
 
-    for (int t = 0; t < n; t++) {
-        const float *row = a.d.rows + (size_t)(first + t) * k_delta_channels(&s) + k_head * s.k_dim;
-
-        to.q[t][i] = i < s.k_dim ? row[i] : 0.0f;
-        to.k[t][i] = i < s.k_dim ? row[k_delta_keys(&s) + i] : 0.0f;
-        to.keep[t][i] = delta_keep_row(a, first + t, part.head, i);
-    }
-    for (int t = i / COLUMNS; t < n; t += THREADS / COLUMNS) {
-        const float *row = a.d.rows + (size_t)(first + t) * k_delta_channels(&s) +
-                           2 * k_delta_keys(&s) + part.head * s.v_dim + part.column;
-
-        to.v[t][column] = column < part.n_columns ? row[column] : 0.0f;
-    }
-    if (i < n)
-        to.beta[i] = delta_sigmoid(delta_gates(a, first + i)[part.head]);
+    tf32_fetch<TOKENS, THREADS>(to.q[0], DELTA_DIM, q, pitch, n, s.k_dim, DELTA_DIM, fours);
+    tf32_fetch<TOKENS, THREADS>(to.k[0], DELTA_DIM, q + k_delta_keys(&s), pitch, n, s.k_dim,
+                                DELTA_DIM, fours);
+    tf32_fetch<TOKENS, THREADS>(to.keep[0], DELTA_DIM,
+                                delta_chunk_rows(a) + first * forgets + part.head * s.k_dim,
+                                forgets, n, s.k_dim, DELTA_DIM, fours);
+    tf32_fetch<TOKENS, THREADS>(
+        to.v[0], COLUMNS, row + 2 * k_delta_keys(&s) + part.head * s.v_dim + part.column, pitch, n,
+        part.n_columns, COLUMNS, fours);
+    if ((int)threadIdx.x < n)
+        to.beta[threadIdx.x] = delta_sigmoid(delta_gates(a, first + threadIdx.x)[part.head]);
 }
 
 /* The sum over the eight lanes of a column, in all of them. */
@@ -153,6 +150,7 @@ static __global__ void __launch_bounds__(THREADS) delta_channel_kernel(const del
     }
     delta_fetch_rows(a, part, rows[0], part.begin);
     for (int first = part.begin, turn = 0; first < part.end; first += TOKENS, turn ^= 1) {
+        tf32_wait_copies();
         __syncthreads();
         if (first + TOKENS < part.end)
             delta_fetch_rows(a, part, rows[turn ^ 1], first + TOKENS);

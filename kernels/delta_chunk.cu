@@ -58,12 +58,6 @@ static __device__ inline delta_decay delta_decay_of(const delta_args &a, int fir
     return d;
 }
 
-/* True if rows and heads lie in groups of four elements. */
-static __device__ inline bool delta_in_fours(const struct k_delta_shape &s)
-{
-    return s.k_dim % 4 == 0 && s.v_dim % 4 == 0;
-}
-
 /* --- the first kernel ------------------------------------------------------------------------- */
 
 struct delta_prepared {

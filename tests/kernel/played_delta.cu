@@ -37,6 +37,18 @@ static void tf32_wait_copies(void)
 {
 }
 
+template <int rows, int threads>
+static void tf32_fetch(float *to, int to_pitch, const float *from, size_t from_pitch, int n,
+                       int width, int room, bool)
+{
+    for (int at = threadIdx.x; at < rows * room; at += threads) {
+        int row = at / room, column = at % room;
+
+        to[row * to_pitch + column] =
+            row < n && column < width ? from[row * from_pitch + column] : 0.0f;
+    }
+}
+
 static void play_store(void *to, size_t at, float x, bool is_half)
 {
     if (is_half)
