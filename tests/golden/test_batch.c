@@ -113,6 +113,13 @@ static const struct {
      "\"n_group\":4,\"topk_group\":2,\"moe_intermediate_size\":52,\"q_lora_rank\":26,"
      "\"kv_lora_rank\":38,\"qk_nope_head_dim\":13,\"qk_rope_head_dim\":10,"
      "\"v_head_dim\":11," SIZES "}"},
+    {"latents of chosen tokens",
+     "{\"architectures\":[\"GlmMoeDsaForCausalLM\"],\"num_hidden_layers\":4,"
+     "\"first_k_dense_replace\":2,\"n_routed_experts\":7,\"num_experts_per_tok\":3,"
+     "\"moe_intermediate_size\":52,\"q_lora_rank\":26,\"kv_lora_rank\":38,"
+     "\"qk_nope_head_dim\":13,\"qk_rope_head_dim\":10,\"v_head_dim\":11,"
+     "\"index_n_heads\":7,\"index_head_dim\":18,\"index_topk\":33,"
+     "\"index_topk_pattern\":\"FSFF\"," SIZES "}"},
     {"latents of keys and values, and queries that grow",
      "{\"architectures\":[\"Mistral4ForCausalLM\"],\"num_hidden_layers\":2,"
      "\"n_routed_experts\":7,\"num_experts_per_tok\":3,\"moe_intermediate_size\":52,"

@@ -356,10 +356,13 @@ def mamba(kinds="mmfmmf"):
 
 
 @functools.lru_cache(maxsize=None)
-def latent():
+def latent(n_keys=0):
     """Latent attention of DeepSeek V3 in all layers, and experts behind the first. They are noise;
-    the rest is the demo model's."""
-    config = dict(read_config(), architectures=["DeepseekV3ForCausalLM"], model_type="deepseek_v3",
+    the rest is the demo model's. n_keys: that of V3.2, which sees as many tokens, chosen by an
+    index."""
+    config = dict(read_config(), model_type="deepseek_v32" if n_keys else "deepseek_v3",
+                  architectures=["DeepseekV32ForCausalLM" if n_keys else "DeepseekV3ForCausalLM"],
+                  index_n_heads=6, index_head_dim=20, index_topk=n_keys or 1,
                   q_lora_rank=40, kv_lora_rank=52, qk_nope_head_dim=20, qk_rope_head_dim=12,
                   v_head_dim=18, n_routed_experts=8, num_experts_per_tok=2, n_group=4,
                   topk_group=2, moe_intermediate_size=24, n_shared_experts=1,
@@ -379,6 +382,13 @@ def latent():
         add("self_attn.kv_a_layernorm", [52], 0.1, 1.0)
         add("self_attn.kv_b_proj", [heads * 38, 52], 0.15)
         add("self_attn.o_proj", [dim, heads * 18], 0.06)
+        if n_keys:
+            add("self_attn.indexer.wq_b", [120, 40], 0.15)
+            add("self_attn.indexer.wk", [20, dim], 0.06)
+            add("self_attn.indexer.k_norm", [20], 0.1, 1.0)
+            add("self_attn.indexer.weights_proj", [6, dim], 0.06)
+            tensors.append(("model.layers.%d.self_attn.indexer.k_norm.bias" % i, [20],
+                            noise(draw, [20], 0.1)))
         if i == 0:
             continue
         add("mlp.gate", [8, dim], 0.1)
@@ -388,7 +398,7 @@ def latent():
             for part in ("gate_proj", "up_proj"):
                 add("%s.%s" % (stem, part), [24, dim], 0.06)
             add("%s.down_proj" % stem, [dim, 24], 0.06)
-    return write_folder("latent", config, tensors)
+    return write_folder("latent-index" if n_keys else "latent", config, tensors)
 
 
 @functools.lru_cache(maxsize=None)
