@@ -44,8 +44,7 @@ struct chunk_args {
     float scale, out_scale; /* factor of scores, of the output */
     int width;              /* elements of a row of qkv */
     int value_dim;
-    const int32_t *chosen; /* [n_tokens][n_keys] positions (index.h); NULL: all keys */
-    int n_keys;
+    k_choice chosen; /* positions (index.h), NULL: all keys */
 };
 
 /* Keys at a time; the parts of a head's values, and the elements of one. Accumulators of 256
@@ -288,7 +287,9 @@ static __device__ inline chunk_tile chunk_tile_of(const chunk_args &a, int seq)
     int pos0 = a.t.kv_len[seq] - n_seq + start;
     uint32_t window = a.kv.window > 0 ? (uint32_t)a.kv.window : 1U << 31;
 
-    return {a.t.seq_start[seq] + start, n_tokens, pos0,
+    return {a.t.seq_start[seq] + start,
+            n_tokens,
+            pos0,
             {a.t.page_ids + (size_t)seq * a.t.pages_max, NULL, (int)blockIdx.y,
              (uint32_t)pos0 < window ? 0 : pos0 - (int)window + 1, pos0 + n_tokens - 1}};
 }
@@ -296,11 +297,13 @@ static __device__ inline chunk_tile chunk_tile_of(const chunk_args &a, int seq)
 /* A token that sees chosen positions, of which there are as many as it may see, or n_keys. */
 static __device__ inline chunk_tile chunk_chosen_tile(const chunk_args &a, int seq)
 {
-    int token = blockIdx.x, last = min(a.n_keys, a.t.pos[token] + 1) - 1;
+    int token = blockIdx.x, last = min(a.chosen.n_keys, a.t.pos[token] + 1) - 1;
 
-    return {token, 1, last,
-            {a.t.page_ids + (size_t)seq * a.t.pages_max, a.chosen + (size_t)token * a.n_keys,
-             (int)blockIdx.y, 0, last}};
+    return {token,
+            1,
+            last,
+            {a.t.page_ids + (size_t)seq * a.t.pages_max,
+             a.chosen.positions + (size_t)token * a.chosen.n_keys, (int)blockIdx.y, 0, last}};
 }
 
 template <int D, bool CHOSEN>
@@ -312,7 +315,7 @@ static __global__ void __launch_bounds__(WARPS * 32) attn_chunk_kernel(const chu
     bf16 *queries = (bf16 *)shared, *keys = queries + ROWS * (D + PAD),
          *values = keys + BLOCK * (D + PAD);
     int group = a.n_heads / a.kv.n_kv_heads, hd = a.kv.head_dim, tile_idx = blockIdx.x;
-    int seq = CHOSEN                    ? a.t.seq[tile_idx]
+    int seq = CHOSEN                     ? a.t.seq[tile_idx]
               : a.plan.tile_seqs != NULL ? a.plan.tile_seqs[tile_idx]
                                          : tile_idx;
     const chunk_tile tile = CHOSEN ? chunk_chosen_tile(a, seq) : chunk_tile_of(a, seq);
@@ -369,8 +372,7 @@ static int chunk_launch_dim(const chunk_args &a, k_stream stream)
     int n_tiles = CHOSEN ? a.t.n_tokens : a.plan.n_tiles;
 
     if (cudaFuncSetAttribute(attn_chunk_kernel<D, CHOSEN>,
-                             cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             (int)smem) != cudaSuccess)
+                             cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem) != cudaSuccess)
         return -1;
     return K_LAUNCH((attn_chunk_kernel<D, CHOSEN>), dim3(n_tiles, a.kv.n_kv_heads, parts),
                     WARPS * 32, smem, stream, a);
@@ -392,8 +394,7 @@ int k_attn_chunk_plain(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv,
                        1.0f,
                        k_qkv_heads(kv, n_heads) * hd,
                        kv->value_dim > 0 ? kv->value_dim : hd,
-                       NULL,
-                       0};
+                       {}};
 
     if (kv->type == K_E4M3) {
         args.scale *= kv->k_scale;
@@ -438,11 +439,12 @@ int k_attn_latents_plain(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv,
 
 /* Rows of 32 and 256 elements are those of tests. */
 int k_attn_chosen(k_bf16 *out, const k_bf16 *queries, const struct k_kv *kv,
-                  const struct k_tokens *t, const int32_t *chosen, int n_keys, int n_heads,
-                  float scale, k_stream stream)
+                  const struct k_tokens *t, const struct k_choice *chosen, int n_heads, float scale,
+                  k_stream stream)
 {
-    chunk_args args = {out,  queries, *kv, *t, {}, n_heads, scale, 1.0f, n_heads * kv->head_dim,
-                       kv->value_dim, chosen, n_keys};
+    chunk_args args = {
+        out,           queries, *kv, *t, {}, n_heads, scale, 1.0f, n_heads * kv->head_dim,
+        kv->value_dim, *chosen};
 
     if (n_heads > K_LATENT_HEADS_MAX || kv->value_dim == 0 || kv->type != K_BF16)
         return -1;

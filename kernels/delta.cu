@@ -248,8 +248,7 @@ static __global__ void __launch_bounds__(ONE_THREADS, 3) delta_one_kernel(const 
     int head = blockIdx.x, seq = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     int token = a.t.seq_start[seq], len = a.t.kv_len[seq], first = warp * ONE_ROWS;
     float *own = &shared.m[first][4 * lane];
-    const float *gate =
-        a.gates + (size_t)token * (by_channel ? 1 : 2) * a.d.shape.n_v_heads;
+    const float *gate = a.gates + (size_t)token * (by_channel ? 1 : 2) * a.d.shape.n_v_heads;
     float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f), u;
     float q_scale, k_scale, keep = 1.0f, beta;
     delta_place place;
@@ -335,7 +334,7 @@ static __global__ void __launch_bounds__(32 * CONV_WARPS) delta_convolve_kernel(
 
         if (i < h.dim)
             a.d.rows[(size_t)token * k_delta_channels(&s) + h.channel + i] =
-                is_value         ? x[j]
+                is_value       ? x[j]
                 : s.by_channel ? x[j] * scale
                                : tf32_round(x[j] * scale);
     }
@@ -430,8 +429,8 @@ int k_delta_rule(void *out, bool is_half, const k_bf16 *in, const float *gates,
     if (t->n_tokens == t->n_seqs)
         return 0;
     if (K_LAUNCH(delta_convolve_kernel, heads, 32 * CONV_WARPS, 0, stream, args) != 0 ||
-        (s->by_channel ? delta_launch_channels(args, stream)
-                       : delta_launch_chunks(args, stream)) != 0)
+        (s->by_channel ? delta_launch_channels(args, stream) : delta_launch_chunks(args, stream)) !=
+            0)
         return -1;
     return K_LAUNCH(delta_finish_kernel, values, 32 * CONV_WARPS, 0, stream, args);
 }

@@ -115,9 +115,9 @@ static __device__ inline float delta_keep_row(const delta_args &a, int token, in
 
     if (i >= s.k_dim)
         return 1.0f;
-    return __expf(-expf(a.d.a_log[head]) *
-                  delta_softplus(a.d.a[(size_t)token * k_delta_forgets(&s) + at] +
-                                 a.d.dt_bias[at]));
+    return __expf(
+        -expf(a.d.a_log[head]) *
+        delta_softplus(a.d.a[(size_t)token * k_delta_forgets(&s) + at] + a.d.dt_bias[at]));
 }
 
 /* What a result is multiplied with. */

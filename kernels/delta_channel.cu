@@ -63,9 +63,9 @@ static __device__ inline void delta_fetch_rows(const delta_args &a, const delta_
     tf32_fetch<TOKENS, THREADS>(to.keep[0], DELTA_DIM,
                                 delta_chunk_rows(a) + first * forgets + part.head * s.k_dim,
                                 forgets, n, s.k_dim, DELTA_DIM, fours);
-    tf32_fetch<TOKENS, THREADS>(
-        to.v[0], COLUMNS, row + 2 * k_delta_keys(&s) + part.head * s.v_dim + part.column, pitch, n,
-        part.n_columns, COLUMNS, fours);
+    tf32_fetch<TOKENS, THREADS>(to.v[0], COLUMNS,
+                                row + 2 * k_delta_keys(&s) + part.head * s.v_dim + part.column,
+                                pitch, n, part.n_columns, COLUMNS, fours);
     if ((int)threadIdx.x < n)
         to.beta[threadIdx.x] = delta_sigmoid(delta_gates(a, first + threadIdx.x)[part.head]);
 }

@@ -39,7 +39,7 @@ struct k_index {
     const float *turns;      /* float32 [max_len][rope_dim / 2][2], as those of latents */
     bool interleaved;        /* pairs are (2 i, 2 i + 1), not (i, i + rope_dim / 2) */
     float eps;
-    float *scores; /* work memory of the launcher [K_INDEX_BLOCKS][scores_len] */
+    float *scores;  /* work memory of the launcher [K_INDEX_BLOCKS][scores_len] */
     int scores_len; /* tokens of the longest text */
 };
 
@@ -63,14 +63,20 @@ int k_index_choose(int32_t *chosen, const k_bf16 *queries, const float *weights,
                    const struct k_index *x, const struct k_kv *kv, const struct k_tokens *t,
                    k_stream stream);
 
+/* The choice of a step. */
+struct k_choice {
+    const int32_t *positions; /* int32 [n_tokens][n_keys] */
+    int n_keys;
+};
+
 /* ref_attn() of one head over the chosen positions alone, of a kv with value_dim; 0 for a token
  * without any, which the launcher leaves as it is. scratch: a float for each. */
 void ref_attn_chosen(float *out, const float *queries, const struct k_kv *kv,
-                     const struct k_tokens *t, const int32_t *chosen, int n_keys, int n_heads,
+                     const struct k_tokens *t, const struct k_choice *chosen, int n_heads,
                      float scale, int token, int head, float *scratch);
 int k_attn_chosen(k_bf16 *out, const k_bf16 *queries, const struct k_kv *kv,
-                  const struct k_tokens *t, const int32_t *chosen, int n_keys, int n_heads,
-                  float scale, k_stream stream);
+                  const struct k_tokens *t, const struct k_choice *chosen, int n_heads, float scale,
+                  k_stream stream);
 
 #ifdef __cplusplus
 }

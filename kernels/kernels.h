@@ -31,9 +31,9 @@ typedef struct CUstream_st *k_stream; /* CUDA's cudaStream_t */
 #define K_HEAD_DIM_MAX      512
 #define K_HEAD_DIM_PORTABLE 256 /* of k_attn() by the portable kernels */
 #define K_BANNED_MAX        24
-#define K_CONV_TAPS_MAX     4   /* of convolutions before a state */
+#define K_CONV_TAPS_MAX     4 /* of convolutions before a state */
 
-#define K_SAMPLE_VOCAB_MAX   425984 /* a row of a cluster's shared memory */
+#define K_SAMPLE_VOCAB_MAX  425984 /* a row of a cluster's shared memory */
 
 /* Which kernels launchers use: those for Hopper, preset where they were built, or the portable ones
  * for compute capability 8.0 and later. The choice is the process's, made before the first launch.

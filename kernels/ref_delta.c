@@ -211,7 +211,8 @@ static void delta_run_head(const struct delta_step *step, float *out, const stru
     if (step->pos > 0)
         delta_load(step, m, (size_t)head * k_delta_matrix(s), k_delta_matrix(s));
     for (int i = step->begin; i < step->end; i++) {
-        float beta = state_sigmoid(step->gates[(size_t)i * (size_t)k_delta_gates(s) + (size_t)head]);
+        float beta =
+            state_sigmoid(step->gates[(size_t)i * (size_t)k_delta_gates(s) + (size_t)head]);
 
         delta_convolve_unit(step, of_q, q, i, 1.0f / sqrtf((float)s->k_dim));
         delta_convolve_unit(step, of_k, k, i, 1.0f);

@@ -133,17 +133,17 @@ void ref_index_choose(int32_t *chosen, const float *queries, const float *weight
 }
 
 void ref_attn_chosen(float *out, const float *queries, const struct k_kv *kv,
-                     const struct k_tokens *t, const int32_t *chosen, int n_keys, int n_heads,
+                     const struct k_tokens *t, const struct k_choice *chosen, int n_heads,
                      float scale, int token, int head, float *scratch)
 {
     size_t at = (size_t)token * (size_t)n_heads + (size_t)head;
     const float *query = queries + at * (size_t)kv->head_dim;
     float *out_row = out + at * (size_t)kv->value_dim, top = -INFINITY, sum = 0.0f;
+    const int32_t *own = chosen->positions + (size_t)token * (size_t)chosen->n_keys;
     int n = 0;
 
-    chosen += (size_t)token * (size_t)n_keys;
-    for (; n < n_keys && chosen[n] >= 0; n++) {
-        const float *key = row_of(kv, t, t->seq[token], chosen[n]);
+    for (; n < chosen->n_keys && own[n] >= 0; n++) {
+        const float *key = row_of(kv, t, t->seq[token], own[n]);
         float dot = 0.0f;
 
         for (int d = 0; d < kv->head_dim; d++)
@@ -153,7 +153,7 @@ void ref_attn_chosen(float *out, const float *queries, const struct k_kv *kv,
     }
     memset(out_row, 0, (size_t)kv->value_dim * sizeof *out_row);
     for (int i = 0; i < n; i++) {
-        const float *value = row_of(kv, t, t->seq[token], chosen[i]);
+        const float *value = row_of(kv, t, t->seq[token], own[i]);
         float weight = expf(scratch[i] - top);
 
         sum += weight;

@@ -13,8 +13,9 @@ struct index_job {
     struct k_tokens tokens;
     const float *in, *weights; /* keys or queries; weights of queries */
     float *out;
-    int32_t *chosen;
-    int n_keys, n_heads;
+    int32_t *choice;               /* to be made */
+    const struct k_choice *chosen; /* made */
+    int n_heads;
     float scale;
 };
 
@@ -56,7 +57,7 @@ static void cpu_index_choose_task(void *arg, int task, int worker)
 {
     const struct index_job *job = arg;
 
-    ref_index_choose(job->chosen, job->in, job->weights, job->x, job->kv, &job->tokens, task,
+    ref_index_choose(job->choice, job->in, job->weights, job->x, job->kv, &job->tokens, task,
                      cpu_index_scratch(job, worker));
 }
 
@@ -65,7 +66,7 @@ void cpu_index_choose(struct device *d, int32_t *chosen, const void *queries, co
 {
     struct index_job job = cpu_index_job(d, x, kv, queries);
 
-    job.chosen = chosen;
+    job.choice = chosen;
     job.weights = weights;
     pool_run(job.c->pool, cpu_index_choose_task, &job, job.tokens.n_tokens);
 }
@@ -74,19 +75,17 @@ static void cpu_attn_chosen_task(void *arg, int task, int worker)
 {
     const struct index_job *job = arg;
 
-    ref_attn_chosen(job->out, job->in, job->kv, &job->tokens, job->chosen, job->n_keys,
-                    job->n_heads, job->scale, task / job->n_heads, task % job->n_heads,
-                    cpu_index_scratch(job, worker));
+    ref_attn_chosen(job->out, job->in, job->kv, &job->tokens, job->chosen, job->n_heads, job->scale,
+                    task / job->n_heads, task % job->n_heads, cpu_index_scratch(job, worker));
 }
 
 void cpu_attn_chosen(struct device *d, void *out, const void *queries, const struct k_kv *kv,
-                     int32_t *chosen, int n_keys, int n_heads, float scale)
+                     const struct k_choice *chosen, int n_heads, float scale)
 {
     struct index_job job = cpu_index_job(d, NULL, kv, queries);
 
     job.out = out;
     job.chosen = chosen;
-    job.n_keys = n_keys;
     job.n_heads = n_heads;
     job.scale = scale;
     pool_run(job.c->pool, cpu_attn_chosen_task, &job, job.tokens.n_tokens * n_heads);

@@ -397,7 +397,7 @@ struct device_ops {
     void (*index_choose)(struct device *d, int32_t *chosen, const void *queries,
                          const float *weights, const struct k_index *x, const struct k_kv *kv);
     void (*attn_chosen)(struct device *d, void *out, const void *queries, const struct k_kv *kv,
-                        int32_t *chosen, int n_keys, int n_heads, float scale);
+                        const struct k_choice *chosen, int n_heads, float scale);
     /* x and gate [n][width], k_shut(); `to` as above. */
     void (*shut)(struct device *d, void *x, const void *gate, int width, int n,
                  const struct k_matrix *to);

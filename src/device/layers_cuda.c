@@ -211,13 +211,12 @@ void layers_index_choose(struct device *d, int32_t *chosen, const void *queries,
 }
 
 void layers_attn_chosen(struct device *d, void *out, const void *queries, const struct k_kv *kv,
-                        int32_t *chosen, int n_keys, int n_heads, float scale)
+                        const struct k_choice *chosen, int n_heads, float scale)
 {
     struct cuda *gpu = cuda_of(d);
     const struct k_tokens tokens = k_tokens_of(&gpu->tokens, kv->group);
 
-    cuda_keep(gpu,
-              k_attn_chosen(out, queries, kv, &tokens, chosen, n_keys, n_heads, scale, gpu->stream),
+    cuda_keep(gpu, k_attn_chosen(out, queries, kv, &tokens, chosen, n_heads, scale, gpu->stream),
               "attn_chosen");
 }
 

@@ -167,7 +167,7 @@ void cpu_index_keys(struct device *d, const void *in, const struct k_index *x,
 void cpu_index_choose(struct device *d, int32_t *chosen, const void *queries, const float *weights,
                       const struct k_index *x, const struct k_kv *kv);
 void cpu_attn_chosen(struct device *d, void *out, const void *queries, const struct k_kv *kv,
-                     int32_t *chosen, int n_keys, int n_heads, float scale);
+                     const struct k_choice *chosen, int n_heads, float scale);
 
 /* --- cpu_stages.c: operations of the table --- */
 void cpu_leave_ranks(struct device *d);

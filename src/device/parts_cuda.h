@@ -263,7 +263,7 @@ void layers_index_keys(struct device *d, const void *in, const struct k_index *x
 void layers_index_choose(struct device *d, int32_t *chosen, const void *queries,
                          const float *weights, const struct k_index *x, const struct k_kv *kv);
 void layers_attn_chosen(struct device *d, void *out, const void *queries, const struct k_kv *kv,
-                        int32_t *chosen, int n_keys, int n_heads, float scale);
+                        const struct k_choice *chosen, int n_heads, float scale);
 void layers_grow(struct device *d, void *x, int stride, int width, const struct k_growth *g);
 void layers_place(struct device *d, float *x, float scale, const void *positions, int first);
 void layers_pick(struct device *d, const struct device_pick *p);

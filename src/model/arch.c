@@ -265,23 +265,17 @@ static const struct arch_names glm4_moe_names = {LLAMA_ALL,
                                                  SHARED_EXPERTS("shared_experts"),
                                                  .router_bias =
                                                      LAYER "mlp.gate.e_score_correction_bias"};
-#define LATENT_PARTS                                       \
-    .q = LAYER "self_attn.q_proj.weight",                  \
-    .q_a = LAYER "self_attn.q_a_proj.weight",              \
-    .norm_q_a = LAYER "self_attn.q_a_layernorm.weight",    \
-    .q_b = LAYER "self_attn.q_b_proj.weight",              \
-    .kv_a = LAYER "self_attn.kv_a_proj_with_mqa.weight",   \
-    .norm_kv_a = LAYER "self_attn.kv_a_layernorm.weight",  \
+#define LATENT_PARTS                                                                              \
+    .q = LAYER "self_attn.q_proj.weight", .q_a = LAYER "self_attn.q_a_proj.weight",               \
+    .norm_q_a = LAYER "self_attn.q_a_layernorm.weight", .q_b = LAYER "self_attn.q_b_proj.weight", \
+    .kv_a = LAYER "self_attn.kv_a_proj_with_mqa.weight",                                          \
+    .norm_kv_a = LAYER "self_attn.kv_a_layernorm.weight",                                         \
     .kv_b = LAYER "self_attn.kv_b_proj.weight"
 static const struct arch_names deepseek_names = {
-    LLAMA_ALL,
-    LLAMA_NORMS,
-    LLAMA_O,
-    LLAMA_FFN,
-    QWEN_EXPERTS,
-    SHARED_EXPERTS("shared_experts"),
-    LATENT_PARTS,
-    .router_bias = LAYER "mlp.gate.e_score_correction_bias"};
+    LLAMA_ALL,    LLAMA_NORMS,
+    LLAMA_O,      LLAMA_FFN,
+    QWEN_EXPERTS, SHARED_EXPERTS("shared_experts"),
+    LATENT_PARTS, .router_bias = LAYER "mlp.gate.e_score_correction_bias"};
 static const struct arch_names deepseek_v32_names = {
     LLAMA_ALL,
     LLAMA_NORMS,

@@ -239,15 +239,16 @@ static void latent_read_index(struct hf_config *c, struct config_source *s, cons
 {
     if (s->rc != ERR_OK)
         return;
-    c->index = (struct k_index_shape){
+    c->index.shape = (struct k_index_shape){
         .n_heads = source_whole(s, obj, "index_n_heads", n_heads, 1, 1024),
         .dim = source_whole(s, obj, "index_head_dim", 128, 2, K_INDEX_DIM_MAX),
         .rope_dim = c->latent.rope_dim,
         .n_keys = source_whole(s, obj, "index_topk", 2048, 1, 1 << 20)};
     c->ropes[0].interleaved = true;
-    if (s->rc == ERR_OK && (c->index.dim % 2 != 0 || c->index.dim < c->index.rope_dim)) {
+    if (s->rc == ERR_OK &&
+        (c->index.shape.dim % 2 != 0 || c->index.shape.dim < c->index.shape.rope_dim)) {
         log_error("model: %s: index_head_dim %d must be even and at least qk_rope_head_dim %d",
-                  s->name, c->index.dim, c->index.rope_dim);
+                  s->name, c->index.shape.dim, c->index.shape.rope_dim);
         source_fail(s, ERR_INVALID);
     }
     if (s->rc == ERR_OK && c->latent.q_rank == 0) {
@@ -270,17 +271,20 @@ static void latent_read_shared(struct hf_config *c, struct config_source *s, con
         const char *type = every > 1 && behind % every != 0 ? "shared" : "full";
 
         if (types != NULL)
-            type = i < (int)types->n && types->items[i].kind == JSON_TEXT ? types->items[i].text : "";
+            type =
+                i < (int)types->n && types->items[i].kind == JSON_TEXT ? types->items[i].text : "";
         else if (pattern != NULL)
-            type = i >= (int)strlen(pattern) ? "" : pattern[i] == 'S' ? "shared"
-                                                : pattern[i] == 'F'   ? "full"
-                                                                      : "";
-        c->shares_index[i] = strcmp(type, "shared") == 0;
-        if ((c->shares_index[i] && i > 0) || strcmp(type, "full") == 0)
+            type = i >= (int)strlen(pattern) ? ""
+                   : pattern[i] == 'S'       ? "shared"
+                   : pattern[i] == 'F'       ? "full"
+                                             : "";
+        c->index.is_shared[i] = strcmp(type, "shared") == 0;
+        if ((c->index.is_shared[i] && i > 0) || strcmp(type, "full") == 0)
             continue;
-        log_error("model: %s: indexer_types must have \"full\" or \"shared\" for each of %d layers, "
-                  "and begin with \"full\"",
-                  s->name, c->n_layers);
+        log_error(
+            "model: %s: indexer_types must have \"full\" or \"shared\" for each of %d layers, "
+            "and begin with \"full\"",
+            s->name, c->n_layers);
         source_fail(s, ERR_INVALID);
     }
 }
@@ -312,7 +316,7 @@ void family_glm_moe_dsa(struct hf_config *c, struct config_source *s, const stru
     latent_read_dense(c, s, obj);
     latent_read_index(c, s, obj, 32);
     latent_read_shared(c, s, obj);
-    c->index_interleaved = true;
+    c->index.interleaved = true;
 }
 
 /* --- more families -------------------------------------------------------------------------- */

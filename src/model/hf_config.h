@@ -202,6 +202,14 @@ struct mamba_config {
     float z_by, x_by, b_by, c_by, dt_by;
 };
 
+/* The choice of the tokens that latent attention sees (kernels/index.h). */
+struct index_config {
+    struct k_index_shape shape;           /* n_keys 0: there is none */
+    bool interleaved;                     /* its rope, whose turns are those of latents */
+    bool is_shared[HF_CONFIG_LAYERS_MAX]; /* [n_layers]: the layer sees the tokens that the one
+                                           * before it does */
+};
+
 /* Layers of short convolutions. */
 struct conv_config {
     int n_taps;
@@ -284,10 +292,7 @@ struct hf_config {
     struct k_latent_shape latent;         /* of LAYER_FULL; kv_rank 0: heads have keys of their own,
                                            * else the one kv head has a latent for a key */
     float latent_eps;                     /* of the norms of latents */
-    struct k_index_shape index;           /* of LAYER_FULL with latents; n_heads 0: without */
-    bool index_interleaved;               /* its rope, whose turns are those of latents */
-    bool shares_index[HF_CONFIG_LAYERS_MAX]; /* [n_layers]: it sees the tokens that the layer before
-                                              * it does */
+    struct index_config index;            /* of LAYER_FULL with latents */
     bool lacks_ffn[HF_CONFIG_LAYERS_MAX]; /* [n_layers]: the layer is a mixer alone */
     bool is_twin;                         /* two layers are one of the checkpoint's: Mamba-2, whose
                                            * input attention reads too, and attention with the

@@ -101,8 +101,8 @@ static int activations_alloc_index(struct activations *a, struct device *d, cons
     a->index_weights = d->ops->alloc_scratch(d, tokens * heads * sizeof *a->index_weights);
     a->chosen = d->ops->alloc_scratch(d, tokens * (size_t)s.n_keys * sizeof *a->chosen);
     if (d->ops->has_index_work &&
-        (a->index_scores = d->ops->alloc_scratch(
-             d, K_INDEX_BLOCKS * (size_t)limits->len_max * sizeof *a->index_scores)) == NULL)
+        (a->index_scores = d->ops->alloc_scratch(d, K_INDEX_BLOCKS * (size_t)limits->len_max *
+                                                        sizeof *a->index_scores)) == NULL)
         return ERR_NO_MEMORY;
     if (a->index_queries == NULL || a->index_keys == NULL || a->index_weights == NULL ||
         a->chosen == NULL)

@@ -48,13 +48,13 @@ struct activations {
                                      * two; NULL without */
     void *latent_queries;         /* act [n_tokens][n_heads * latent row] */
     void *latent_heads;           /* act [n_tokens][n_heads * kv_rank] */
+    void *embeds;                 /* act [n_tokens][n_layers][width]: embeddings for each layer;
+                                     * NULL without */
     /* Of the choice of tokens; NULL without. */
     void *index_queries, *index_keys; /* act [n_tokens][n_heads * dim], [n_tokens][dim] */
     float *index_weights;             /* float [n_tokens][n_heads] */
     int32_t *chosen;                  /* int32 [n_tokens][n_keys], also for layers behind it */
     float *index_scores;              /* work memory of the choice; NULL without */
-    void *embeds;                 /* act [n_tokens][n_layers][width]: embeddings for each layer;
-                                     * NULL without */
     /* Of an EAGLE-3 head; NULL without. */
     struct device_rows tapped;      /* [n_tokens][n_taps * tap_dim] */
     struct device_rows pairs;       /* [n_tokens][2 * dim]: the embedded token, the row before */

@@ -70,6 +70,7 @@ static void pass_attend_chosen(const struct pass *p, const struct attn_plan *att
                                   .eps = w->index_norm.eps,
                                   .scores = acts->index_scores,
                                   .scores_len = p->d->limits.len_max};
+    const struct k_choice chosen = {acts->chosen, attn->index.n_keys};
     struct k_kv keys = *kv;
 
     keys.layer_elems += (size_t)kv->page_tokens * (size_t)kv->head_dim;
@@ -79,8 +80,8 @@ static void pass_attend_chosen(const struct pass *p, const struct attn_plan *att
         op->index_choose(p->d, acts->chosen, acts->index_queries, acts->index_weights, &index,
                          &keys);
     }
-    op->attn_chosen(p->d, acts->latent_heads, acts->latent_queries, kv, acts->chosen,
-                    attn->index.n_keys, attn->n_heads, attn->scale);
+    op->attn_chosen(p->d, acts->latent_heads, acts->latent_queries, kv, &chosen, attn->n_heads,
+                    attn->scale);
 }
 
 /* The pages have the step's latents before attention reads them. */

@@ -46,8 +46,8 @@ static struct attn_plan plan_attention(const struct hf_config *c, int window, in
                              .has_gate = c->attn_gate,
                              .latent = c->latent,
                              .latent_eps = c->latent_eps,
-                             .index = c->index,
-                             .index_interleaved = c->index_interleaved};
+                             .index = c->index.shape,
+                             .index_interleaved = c->index.interleaved};
 
     attn.is_shared = attn.kv_layer != layer;
     if (c->layer_kinds[layer] == LAYER_FULL) {
@@ -55,7 +55,7 @@ static struct attn_plan plan_attention(const struct hf_config *c, int window, in
         attn.head_dim = c->full_head_dim;
         attn.values_are_keys = c->values_are_keys;
     }
-    if (c->shares_index[layer])
+    if (c->index.is_shared[layer])
         attn.index.n_heads = 0;
     return attn;
 }
@@ -332,8 +332,8 @@ struct plan_stage plan_stage(const struct plan *p, int stage, int n_stages)
 int plan_check_stages(const struct plan *p, int n_stages)
 {
     for (int i = 0; i < p->n_layers && n_stages > 1; i++) {
-        bool shares_index = p->layers[i].attn.index.n_keys > 0 &&
-                            p->layers[i].attn.index.n_heads == 0;
+        bool shares_index =
+            p->layers[i].attn.index.n_keys > 0 && p->layers[i].attn.index.n_heads == 0;
 
         if (p->embeds.width == 0 && !p->layers[i].attn.is_shared && !shares_index)
             continue;

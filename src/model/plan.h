@@ -214,8 +214,8 @@ struct plan_widths {
     int n_heads, head_dim;                        /* of attention; 0 without any */
     int latent_row, latent_queries, latent_heads; /* elements of a token's latent, of its absorbed
                                                    * queries and of their results; 0 without */
-    struct k_index_shape index; /* of the choice of tokens; 0 without */
-    int attn_gate;              /* elements of a row of gates of heads */
+    struct k_index_shape index;                   /* of the choice of tokens; 0 without */
+    int attn_gate;                                /* elements of a row of gates of heads */
     int delta_gates;                              /* of the delta rule: b and a */
     int delta_forgets, delta_values, delta_low;   /* by channel: a, z, and what both are products
                                                    * of; 0 without */

@@ -28,10 +28,10 @@ struct layer_weights {
     /* The choice of tokens: [n_heads * dim][q_rank], [dim][dim of the residual], and weights, plain,
      * [n_heads][dim of the residual]. */
     struct k_matrix index_q, index_k, index_weights;
-    struct k_norm index_norm; /* [dim of the index] */
-    void *q_norm, *k_norm;      /* [head_dim]; QK_NORM_WHOLE: [n_heads * head_dim], [n_kv_heads *
+    struct k_norm index_norm;  /* [dim of the index] */
+    void *q_norm, *k_norm;     /* [head_dim]; QK_NORM_WHOLE: [n_heads * head_dim], [n_kv_heads *
                                 * head_dim]; NULL without */
-    struct k_matrix mixer_out;  /* [dim][n_heads * head_dim], [dim][width] */
+    struct k_matrix mixer_out; /* [dim][n_heads * head_dim], [dim][width] */
     void *mixer_out_bias;
     struct k_matrix mixer_gate; /* [n_heads * head_dim][dim]: attention's gate; delta rule: b, a
                                  * [k_delta_gates()][dim], plain */
@@ -39,7 +39,7 @@ struct layer_weights {
     /* Delta rule by channel, all plain: f_a [k_dim][dim], f_b [n_v_heads * k_dim][k_dim], and g
      * likewise with v_dim. */
     struct k_matrix f_a, f_b, g_a, g_b;
-    struct k_mamba mamba;       /* likewise, of Mamba-2 and of short convolutions */
+    struct k_mamba mamba; /* likewise, of Mamba-2 and of short convolutions */
     struct k_short_conv conv;
     const float *sinks;                     /* float32 [n_heads]; NULL without */
     struct k_norm norm_ffn, norm_ffn_after; /* [dim] */

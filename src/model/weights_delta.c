@@ -34,7 +34,8 @@ static struct loader_tensors weights_delta_rows(const struct loading *in,
     struct loader_tensors all;
 
     if (whole->by_channel) {
-        all = loader_tensor(in->names->delta_q, slice_whole(rows[0], own_rows[0], in->dim, in->dim));
+        all =
+            loader_tensor(in->names->delta_q, slice_whole(rows[0], own_rows[0], in->dim, in->dim));
         loader_add(&all, in->names->delta_k, slice_whole(rows[1], own_rows[1], in->dim, in->dim));
         loader_add(&all, in->names->delta_v, slice_whole(rows[2], own_rows[2], in->dim, in->dim));
         return all;
@@ -73,8 +74,7 @@ static struct loader_tensors weights_delta_gates(const struct loading *in,
 }
 
 /* The convolution: of q, k and v together, or of each. */
-static struct k_delta weights_load_taps(const struct loading *in,
-                                        const struct k_delta_shape *whole,
+static struct k_delta weights_load_taps(const struct loading *in, const struct k_delta_shape *whole,
                                         const struct k_delta_shape *own)
 {
     const struct arch_names *names = in->names;
@@ -111,8 +111,7 @@ static struct k_delta weights_load_delta_numbers(const struct loading *in,
     const float *bias = loader_numbers(in->l, names->state_dt_bias, forgets, 1, 1.0f);
 
     delta.a_log = weights_of_share(in, a_log, 0, own->n_v_heads, 1);
-    delta.dt_bias =
-        weights_of_share(in, bias, 0, own->n_v_heads, forgets / whole->n_v_heads);
+    delta.dt_bias = weights_of_share(in, bias, 0, own->n_v_heads, forgets / whole->n_v_heads);
     delta.norm = loader_vector(in->l, names->state_norm, &norm, false);
     delta.eps = in->l->whole->norm.eps;
     return delta;
@@ -136,8 +135,9 @@ void weights_load_delta(const struct loading *in, const struct layer_plan *whole
                         const struct layer_plan *part, struct layer_weights *w)
 {
     const struct arch_names *names = in->names;
-    const char *const of_a[] = {names->delta_f_a, names->delta_f_b},
-                      *const of_z[] = {names->delta_g_a, names->delta_g_b};
+    const char *const of_a[] = {names->delta_f_a, names->delta_f_b}, *const of_z[] = {
+                                                                         names->delta_g_a,
+                                                                         names->delta_g_b};
     const int forgets[] = {k_delta_forgets(&whole->delta), k_delta_forgets(&part->delta)},
               values[] = {k_delta_values(&whole->delta), k_delta_values(&part->delta)};
     const struct loader_tensors rows = weights_delta_rows(in, &whole->delta, &part->delta);

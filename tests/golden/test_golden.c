@@ -304,7 +304,7 @@ static int layers_of(const char *folder, bool *divide)
 
     *divide = c->n_kv_shared == 0 && c->layer_embeds.width == 0;
     for (int i = 0; i < n; i++)
-        *divide = *divide && !c->shares_index[i];
+        *divide = *divide && !c->index.is_shared[i];
     free(c);
     return n;
 }

@@ -6,7 +6,7 @@
 
 #define blockDim play.block_dim
 
-#define __expf expf
+#define __expf   expf
 
 static uint32_t __float_as_uint(float f)
 {

@@ -71,12 +71,14 @@ alignas(16) float index_shared[32 * 1024];
 
 int played_index(const struct played_index *of)
 {
+    const k_choice chosen = {of->chosen, of->x.shape.n_keys};
+
     play.fault = NULL;
     if ((of->keys != NULL && k_index_keys(of->keys, &of->x, &of->of_keys, &of->t, NULL) != 0) ||
         k_index_choose(of->chosen, of->queries, of->weights, &of->x, &of->of_keys, &of->t, NULL) !=
             0 ||
-        k_attn_chosen(of->out, of->absorbed, &of->kv, &of->t, of->chosen, of->x.shape.n_keys,
-                      of->n_heads, of->scale, NULL) != 0)
+        k_attn_chosen(of->out, of->absorbed, &of->kv, &of->t, &chosen, of->n_heads, of->scale,
+                      NULL) != 0)
         return -1;
     return play.fault == NULL ? 0 : -1;
 }

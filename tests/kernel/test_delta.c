@@ -13,18 +13,12 @@
 static const struct {
     struct k_delta_shape shape;
     size_t page_elems, at;
-} shapes[] = {{{1, 1, 4, 4, 2, false}, 16, 0},
-              {{2, 4, 12, 20, 4, false}, 100, 24},
-              {{3, 3, 33, 70, 3, false}, 1001, 5},
-              {{2, 6, 128, 128, 4, false}, 16384, 0},
-              {{1, 2, 128, 128, 4, false}, 4100, 8},
-              {{2, 2, 64, 128, 4, false}, 8192, 4},
-              {{1, 4, 128, 96, 4, false}, 8192, 40},
-              {{2, 4, 12, 20, 4, true}, 100, 24},
-              {{3, 3, 33, 70, 3, true}, 1001, 5},
-              {{6, 6, 128, 128, 4, true}, 16384, 0},
-              {{2, 2, 128, 128, 4, true}, 4100, 8},
-              {{4, 4, 64, 128, 2, true}, 8192, 4}};
+} shapes[] = {{{1, 1, 4, 4, 2, false}, 16, 0},       {{2, 4, 12, 20, 4, false}, 100, 24},
+              {{3, 3, 33, 70, 3, false}, 1001, 5},   {{2, 6, 128, 128, 4, false}, 16384, 0},
+              {{1, 2, 128, 128, 4, false}, 4100, 8}, {{2, 2, 64, 128, 4, false}, 8192, 4},
+              {{1, 4, 128, 96, 4, false}, 8192, 40}, {{2, 4, 12, 20, 4, true}, 100, 24},
+              {{3, 3, 33, 70, 3, true}, 1001, 5},    {{6, 6, 128, 128, 4, true}, 16384, 0},
+              {{2, 2, 128, 128, 4, true}, 4100, 8},  {{4, 4, 64, 128, 2, true}, 8192, 4}};
 
 /* A padding sequence, one that begins, decodes, chunks. */
 static const struct {
@@ -174,7 +168,8 @@ static void check_delta(int i, int step, bool is_bf16)
     else
         gpu_compare(after, c->pages, c->state_size, c->n_tokens == SEQS ? 1e-9 : 1e-6,
                     c->n_tokens == SEQS ? 1e-4 : 2e-3, "states");
-    free(c->a), free(c->z), free(c->in), free(c->gates), free(c->pages), free(c->numbers), free(c->want);
+    free(c->a), free(c->z), free(c->in), free(c->gates), free(c->pages), free(c->numbers),
+        free(c->want);
     free(after), free(got), free(c);
 }
 

@@ -19,12 +19,10 @@ static const struct {
     int latent, value, heads; /* of attention */
     bool interleaved;
     int most; /* of a number's size: small ones have many equal sums */
-} cases[] = {{{64, 128, 64, 2048}, 576, 512, 16, false, 3},
-             {{32, 128, 64, 2048}, 576, 512, 64, true, 2},
-             {{64, 128, 64, 300}, 576, 512, 128, false, 3},
-             {{5, 14, 6, 9}, 28, 20, 4, true, 2},
-             {{9, 16, 8, 700}, 40, 32, 3, false, 1},
-             {{1, 2, 2, 1}, 24, 16, 5, false, 1}};
+} cases[] = {
+    {{64, 128, 64, 2048}, 576, 512, 16, false, 3}, {{32, 128, 64, 2048}, 576, 512, 64, true, 2},
+    {{64, 128, 64, 300}, 576, 512, 128, false, 3}, {{5, 14, 6, 9}, 28, 20, 4, true, 2},
+    {{9, 16, 8, 700}, 40, 32, 3, false, 1},        {{1, 2, 2, 1}, 24, 16, 5, false, 1}};
 
 static const int32_t starts[SEQS + 1] = {0, 1, 2, 36, TOKENS}, lens[SEQS] = {0, 5000, 3001, 4};
 
@@ -145,16 +143,18 @@ static void free_case(struct index_case *c)
 static void check_attention(const struct index_case *c, int which, const int32_t *chosen,
                             const int32_t *dchosen)
 {
-    int heads = cases[which].heads, n_keys = c->x.shape.n_keys;
+    const struct k_choice on_host = {chosen, c->x.shape.n_keys},
+                          on_device = {dchosen, c->x.shape.n_keys};
+    int heads = cases[which].heads;
     size_t own = (size_t)(heads * cases[which].value), n = TOKENS * own;
     float *want = calloc(n, sizeof *want), *scratch = malloc(LEN_MAX * sizeof *scratch), *got;
     k_bf16 *out = gpu_array(NULL, n * sizeof *out);
     k_bf16 *queries = gpu_bf16(c->absorbed, (size_t)(TOKENS * heads * cases[which].latent));
 
-    gpu_must(k_attn_chosen(out, queries, &c->dkv, &c->dt, dchosen, n_keys, heads, 0.02f,
+    gpu_must(k_attn_chosen(out, queries, &c->dkv, &c->dt, &on_device, heads, 0.02f,
                            device_cuda_stream(gpu)));
     for (int i = heads; i < TOKENS * heads; i++)
-        ref_attn_chosen(want, c->absorbed, &c->kv, &c->t, chosen, n_keys, heads, 0.02f, i / heads,
+        ref_attn_chosen(want, c->absorbed, &c->kv, &c->t, &on_host, heads, 0.02f, i / heads,
                         i % heads, scratch);
     got = gpu_floats(out, n);
     gpu_compare(got + own, want + own, n - own, 1.5e-5, 1.2e-2, "attention");

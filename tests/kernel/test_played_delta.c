@@ -194,8 +194,8 @@ static void check(const struct k_delta_shape *s, int step, bool is_bf16)
             ref_delta_rule(c.want, c.in, c.gates, &d, &state, &p.t, seq, head);
     }
     printf("# %d of %d heads of %d and %d, %s, %d tokens, states in %s\n", s->n_k_heads,
-           s->n_v_heads, s->k_dim, s->v_dim, s->by_channel ? "by channel" : "by head",
-           p.t.n_tokens, is_bf16 ? "bfloat16" : "float32");
+           s->n_v_heads, s->k_dim, s->v_dim, s->by_channel ? "by channel" : "by head", p.t.n_tokens,
+           is_bf16 ? "bfloat16" : "float32");
     ok(played_delta(&p) == 0, "no lane waits in vain");
     compare_results(&c, p.out, (size_t)k_delta_values(s));
     compare_states(&c, n_pages, is_bf16);

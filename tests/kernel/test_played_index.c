@@ -146,6 +146,7 @@ static void check(int which)
     float *turns = make_turns(s->rope_dim), *scratch = malloc(2 * LEN_MAX * sizeof *scratch);
     float *want = calloc(n_out, sizeof *want);
     int32_t *chosen = malloc(n_chosen * sizeof *chosen);
+    const struct k_choice choice = {chosen, s->n_keys};
     k_bf16 *norm_low = narrowed(norm, dim), *bias_low = narrowed(bias, dim);
     k_bf16 *pages_low = narrowed(pages, N_PAGES * elems), *keys_low = narrowed(keys, TOKENS * dim);
     k_bf16 *queries_low = narrowed(queries, TOKENS * heads * dim);
@@ -190,8 +191,8 @@ static void check(int which)
         ref_index_choose(chosen, queries, weights, &x, &of_keys, &p.t, i, scratch);
     ok(memcmp(chosen, p.chosen, n_chosen * sizeof *chosen) == 0, "the same choices");
     for (int i = ATTENDED; i < TOKENS * ATTENDED; i++) /* behind the padding token */
-        ref_attn_chosen(want, absorbed, &kv, &p.t, chosen, s->n_keys, ATTENDED, p.scale,
-                        i / ATTENDED, i % ATTENDED, scratch);
+        ref_attn_chosen(want, absorbed, &kv, &p.t, &choice, ATTENDED, p.scale, i / ATTENDED,
+                        i % ATTENDED, scratch);
     ok(error_of(p.out, want, n_out) < 1.5e-5, "attention: NMSE %.1e", error_of(p.out, want, n_out));
     p.keys = keys_low;
     ok(played_index(&p) == 0, "with keys of this step");

@@ -143,8 +143,7 @@ static double difference_at(int token, int head, double s[K_DIM][V_DIM])
         sum += o[j] * o[j];
     }
     for (int j = 0; j < V_DIM; j++) {
-        double want =
-            o[j] / sqrt(sum / V_DIM + 1e-6) * (double)norm[j] * opened(token, head, j);
+        double want = o[j] / sqrt(sum / V_DIM + 1e-6) * (double)norm[j] * opened(token, head, j);
 
         worst = fmax(worst, fabs(want - (double)out[token * VALUES + head * V_DIM + j]));
     }

@@ -168,10 +168,11 @@ static void check_equal(void)
 static void attend(int n_keys)
 {
     const struct k_kv kv = kv_of(false);
+    const struct k_choice choice = {chosen, n_keys};
 
     for (int i = 0; i < TOKENS * HEADS; i++)
-        ref_attn_chosen(out, attended, &kv, &tokens, chosen, n_keys, HEADS, 0.3f, i / HEADS,
-                        i % HEADS, scratch);
+        ref_attn_chosen(out, attended, &kv, &tokens, &choice, HEADS, 0.3f, i / HEADS, i % HEADS,
+                        scratch);
 }
 
 static void check_attention(void)
@@ -192,7 +193,8 @@ static void check_attention(void)
 
         for (int k = 0; k < 11 && chosen[token * 11 + k] >= 0; k++) {
             int pos = chosen[token * 11 + k];
-            const float *row = pages + table[pos / PAGE] * PAGE_ELEMS + BEFORE + pos % PAGE * LATENT;
+            const float *row =
+                pages + table[pos / PAGE] * PAGE_ELEMS + BEFORE + pos % PAGE * LATENT;
             double dot = 0.0;
 
             for (int d = 0; d < LATENT; d++)
