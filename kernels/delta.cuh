@@ -24,9 +24,9 @@ struct delta_args {
     int z_pitch;     /* to the next one */
 };
 
-/* The launchers of delta_chunk.cu and delta_channel.cu: sequences with several tokens, from the rows
- * that delta_convolve_kernel() has written; results replace v in them. The second one is for factors
- * by channel. */
+/* The launchers of delta_chunk.cu and delta_channel.cu: sequences with several tokens, from the
+ * rows that delta_convolve_kernel() has written; results replace v in them. The second one is for
+ * factors by channel. */
 int delta_launch_chunks(const delta_args &a, k_stream stream);
 int delta_launch_channels(const delta_args &a, k_stream stream);
 

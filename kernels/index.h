@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The choice of the tokens that latent attention sees (the indexer of DeepSeek V3.2). Each token has
- * an index key of dim elements, in the pages behind the layer's latents, and n_heads queries with a
- * weight each. A token t sees itself and those before it, n_keys at most: the ones of largest
+ * The choice of the tokens that latent attention sees (the indexer of DeepSeek V3.2). Each token
+ * has an index key of dim elements, in the pages behind the layer's latents, and n_heads queries
+ * with a weight each. Of itself and those before it a token t sees the n_keys of largest
  *
  *   score(s) = sum over heads of weight * max(0, query * key(s)),   s <= t
  *
@@ -54,8 +54,8 @@ int k_index_keys(const k_bf16 *in, const struct k_index *x, const struct k_kv *k
 /* chosen int32 [n_tokens][n_keys] = the positions that each token sees, in their order, then -1.
  * queries [n_tokens][n_heads][dim], not rotated yet; weights float32 [n_tokens][n_heads] on both
  * sides. The reference does one token, with scratch for two floats for each key. A token's choice
- * depends on nothing else in the batch. The launcher's sums are in another order, so of nearly equal
- * scores it may choose others; it takes K_INDEX_HEADS_FAST heads of K_INDEX_DIM_FAST at most. */
+ * depends on nothing else in the batch. The launcher's sums are in another order, so of nearly
+ * equal scores it may choose others; it takes up to K_INDEX_HEADS_FAST heads of K_INDEX_DIM_FAST. */
 void ref_index_choose(int32_t *chosen, const float *queries, const float *weights,
                       const struct k_index *x, const struct k_kv *kv, const struct k_tokens *t,
                       int token, float *scratch);

@@ -171,6 +171,20 @@ void layers_soften(struct device *d, float *logits, const struct k_softening *ho
     cuda_keep(gpu, k_soften(logits, how, n, d->limits.n_vocab, gpu->stream), "soften");
 }
 
+/* One kernel where every sequence has one token; the step's other forms need d->rows. */
+void layers_delta(struct device *d, void *out, const void *in, const float *gates,
+                  const struct k_delta *delta, const struct k_state *state,
+                  const struct k_matrix *to)
+{
+    struct cuda *gpu = cuda_of(d);
+    const struct k_tokens tokens = k_tokens_of(&gpu->tokens, state->group);
+
+    cuda_keep(gpu,
+              k_delta_rule(out, to != NULL && k_format_reads_half(&to->format), in, gates, delta,
+                           state, &tokens, gpu->stream),
+              "delta");
+}
+
 /* Attention that follows reads the lists of tiles and the schedule, which no rotary step has
  * chosen. */
 void layers_latent_keys(struct device *d, const void *in, const struct k_latent *l,

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Shared by the files of the cpu device: device_cpu.c (memory, products, opening), cpu_rows.c
- * (operations on rows), cpu_step.c, cpu_mix.c (attention and states), cpu_latent.c, cpu_index.c, cpu_adapt.c and
- * cpu_experts.c. */
+ * (operations on rows), cpu_step.c, cpu_mix.c (attention and states), cpu_latent.c, cpu_index.c,
+ * cpu_adapt.c and cpu_experts.c. */
 #ifndef QUIRE_DEVICE_PARTS_CPU_H
 #define QUIRE_DEVICE_PARTS_CPU_H
 

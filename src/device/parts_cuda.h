@@ -254,6 +254,9 @@ void layers_gate_by(struct device *d, struct device_rows *out, const void *in,
                     const struct k_factor *by, enum k_activation kind, int n,
                     const struct k_matrix *to);
 void layers_layer_embeds(struct device *d, void *x, const struct k_layer_embeds *e);
+void layers_delta(struct device *d, void *out, const void *in, const float *gates,
+                  const struct k_delta *delta, const struct k_state *state,
+                  const struct k_matrix *to);
 void layers_latent_keys(struct device *d, const void *in, const struct k_latent *l,
                         const struct k_kv *kv);
 void layers_latent_queries(struct device *d, void *out, const void *in, const struct k_latent *l);

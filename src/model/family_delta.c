@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Fields of config.json of families with the gated delta rule: Gated DeltaNet of Qwen3-Next and
- * Qwen3.5, Kimi Delta Attention of Kimi-Linear. Meanings and defaults are those of the configuration
- * classes in transformers.
+ * Qwen3.5, Kimi Delta Attention of Kimi-Linear. Meanings and defaults are those of the
+ * configuration classes in transformers.
  *
  * layer_types names the kind of each layer. Files that lack it have full_attention_interval: every
  * so many layers the last one is attention. Kimi-Linear's released files list the layers of both

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Fields of config.json of families with latent attention (kernels/latent.h): DeepSeek V2 and V3,
- * V3.2, Kimi K2, Kimi-Linear, GLM 4.7 Flash and 5, Mistral 4. Meanings and defaults are those of the configuration classes
- * in transformers, which ignore head_dim and the number of kv heads.
+ * V3.2, Kimi K2, Kimi-Linear, GLM 4.7 Flash and 5, Mistral 4. Meanings and defaults are those of
+ * the configuration classes in transformers, which ignore head_dim and the number of kv heads.
  *
  * The model's config has one kv head, whose head_dim is the length of a latent. The layer behind
  * the last one, which predicts a second token (MTP), is not read. */

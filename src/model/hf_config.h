@@ -141,8 +141,8 @@ struct arch_names {
     /* Of Gated DeltaNet: q, k, v and z in one tensor, those of each key head in turn, and b and a
      * likewise; or in four. */
     const char *delta_qkvz, *delta_ba, *delta_qkv, *delta_z, *delta_b, *delta_a, *state_out;
-    /* Of Kimi Delta Attention: q, k and v and their convolutions (whole names) apart; a is f_b * f_a
-     * of the layer's input, and z is g_b * g_a. */
+    /* Of Kimi Delta Attention: q, k and v and their convolutions (whole names) apart; a is f_b *
+     * f_a of the layer's input, and z is g_b * g_a. */
     const char *delta_q, *delta_k, *delta_v, *q_conv, *k_conv, *v_conv;
     const char *delta_f_a, *delta_f_b, *delta_g_a, *delta_g_b;
     const char *state_conv, *state_a_log, *state_dt_bias, *state_norm; /* whole names */

@@ -127,8 +127,8 @@ void pass_attend(const struct pass *p, const struct attn_plan *attn, const struc
 void pass_project_latent(const struct pass *p, const struct attn_plan *attn,
                          const struct layer_weights *w);
 
-/* mixed = latent attention of mixer_in and latent_keys over the pages that kv views, of all tokens or
- * of chosen ones. turns: of the layer's rope. */
+/* mixed = latent attention of mixer_in and latent_keys over the pages that kv views, of all tokens
+ * or of chosen ones. turns: of the layer's rope. */
 void pass_attend_latent(const struct pass *p, const struct layer_plan *layer,
                         const struct layer_weights *w, const struct k_kv *kv, const float *turns);
 

@@ -183,8 +183,8 @@ struct plan_stage plan_stage(const struct plan *p, int stage, int n_stages);
 /* True if every rank computes a part of the logits. */
 bool plan_splits_head(const struct plan *p);
 
-/* Drop the choice of tokens from a plan for texts of up to max_len tokens, if each of these sees all
- * before it. */
+/* Drop the choice of tokens from a plan for texts of up to max_len tokens, if each of these sees
+ * all before it. */
 void plan_drop_index(struct plan *p, int max_len);
 
 /* Elements of a token's row in the pages of a layer with attention: its keys and values, or its

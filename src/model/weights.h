@@ -25,8 +25,8 @@ struct layer_weights {
     struct k_matrix q_b, kv_a;  /* kv_a [kv_rank + rope_dim][dim] */
     struct k_matrix kv_b;       /* [n_heads * (nope_dim + v_dim)][kv_rank], plain */
     void *norm_q_a, *norm_kv_a; /* [q_rank], [kv_rank] */
-    /* The choice of tokens: [n_heads * dim][q_rank], [dim][dim of the residual], and weights, plain,
-     * [n_heads][dim of the residual]. */
+    /* The choice of tokens: [n_heads * dim][q_rank], [dim][dim of the residual], and weights,
+     * plain, [n_heads][dim of the residual]. */
     struct k_matrix index_q, index_k, index_weights;
     struct k_norm index_norm;  /* [dim of the index] */
     void *q_norm, *k_norm;     /* [head_dim]; QK_NORM_WHOLE: [n_heads * head_dim], [n_kv_heads *

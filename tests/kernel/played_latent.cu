@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Latent attention, with the kernel for chunks of prompts, and the choice of tokens, compiled for the
- * host. */
+ * Latent attention, with the kernel for chunks of prompts, and the choice of tokens, compiled for
+ * the host. */
 #define PLAY_SHARED (227 * 1024)
 #include "tests/kernel/play_portable.h"
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The gated delta rule against its reference: factors of heads and of channels, sizes of heads, taps, states across pages, chunks and
- * decodes, padding sequences; and gates of attention. Results are rounded to bfloat16 once; states
- * are float32 or bfloat16. */
+ * The gated delta rule against its reference: factors of heads and of channels, sizes of heads,
+ * taps, states across pages, chunks and decodes, padding sequences; and gates of attention. Results
+ * are rounded to bfloat16 once; states are float32 or bfloat16. */
 #include "kernels/delta.h"
 #include "tests/kernel/gpu.h"
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Goal: the gated delta rule as the GPU does it, without one. Method: its kernels played on the host
- * (play_portable.h) against the reference, results and states: heads of 128, which are fetched in
- * groups of four, and odd ones; decodes of both forms, chunks of the form by channel, a sequence
+ * Goal: the gated delta rule as the GPU does it, without one. Method: its kernels played on the
+ * host (play_portable.h) against the reference, results and states: heads of 128, which are fetched
+ * in groups of four, and odd ones; decodes of both forms, chunks of the form by channel, a sequence
  * that begins, a padding one; states in float32, and in bfloat16. Results are rounded to bfloat16
  * once. */
 #include <math.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The gated delta rule's reference against the formula of delta.h in float64, with a factor for a
- * head and for each of its channels, over states that lie across pages, in chunks and as a whole. */
+ * head or for each of its channels, over states that lie across pages, in chunks and as a whole. */
 #include <math.h>
 
 #include "kernels/delta.h"
