@@ -55,7 +55,7 @@ int k_index_keys(const k_bf16 *in, const struct k_index *x, const struct k_kv *k
  * queries [n_tokens][n_heads][dim], not rotated yet; weights float32 [n_tokens][n_heads] on both
  * sides. The reference does one token, with scratch for two floats for each key. A token's choice
  * depends on nothing else in the batch. The launcher's sums are in another order, so of nearly
- * equal scores it may choose others; it takes up to K_INDEX_HEADS_FAST heads of K_INDEX_DIM_FAST. */
+ * equal scores it may choose others; up to K_INDEX_HEADS_FAST heads of K_INDEX_DIM_FAST. */
 void ref_index_choose(int32_t *chosen, const float *queries, const float *weights,
                       const struct k_index *x, const struct k_kv *kv, const struct k_tokens *t,
                       int token, float *scratch);

@@ -102,9 +102,8 @@ static int model_choose_state_type(struct model *m, const struct model_options *
     }
     m->plan.bf16_states = plan_can_round_states(&m->plan);
     if (!m->plan.bf16_states)
-        log_info(
-            "model: mamba_ssm_cache_dtype bfloat16 has no effect: no layer has states of Gated "
-            "DeltaNet or Mamba-2");
+        log_info("model: mamba_ssm_cache_dtype bfloat16 has no effect: no layer has states of the "
+                 "delta rule or Mamba-2");
     return ERR_OK;
 }
 

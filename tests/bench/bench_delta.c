@@ -4,10 +4,11 @@
  *
  *   bench_delta [N_V_HEADS [bf16 | channel]]
  *
- * Layers of 16 key heads and N_V_HEADS (32) value heads of 128. First steps of one token per
- * sequence: a line with the median microseconds, and the bytes of the states, in and out, per
- * second. Then steps of several tokens per sequence: microseconds, and nanoseconds per token. Some
- * states take turns, so that few are in the L2 cache. */
+ * Layers of 16 key heads and N_V_HEADS (32) value heads of 128; with "channel" as many of both, and
+ * factors by channel. First steps of one token per sequence: a line with the median microseconds,
+ * and the bytes of the states, in and out, per second. Then steps of several tokens per sequence:
+ * microseconds, and nanoseconds per token. Some states take turns, so that few are in the L2
+ * cache. */
 #include "kernels/delta.h"
 #include "tests/bench/cuda.h"
 
