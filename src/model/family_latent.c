@@ -257,8 +257,19 @@ static void latent_read_index(struct hf_config *c, struct config_source *s, cons
     }
 }
 
-/* Which layers see the tokens that the one before does: by a list of "full" and "shared", by a text
- * of F and S, or every few layers one has an index of its own. */
+/* The type of a layer's index by a list of "full" and "shared", or by a text of F and S; "" if there
+ * is none for it. */
+static const char *latent_index_type(const struct json *types, const char *pattern, int layer)
+{
+    if (types != NULL && layer < (int)types->n && types->items[layer].kind == JSON_TEXT)
+        return types->items[layer].text;
+    if (types != NULL || layer >= (int)strlen(pattern))
+        return "";
+    return pattern[layer] == 'S' ? "shared" : pattern[layer] == 'F' ? "full" : "";
+}
+
+/* Which layers see the tokens that the one before does: those of a list or a pattern; else every few
+ * layers one has an index of its own. */
 static void latent_read_shared(struct hf_config *c, struct config_source *s, const struct json *obj)
 {
     const struct json *types = json_get_kind(obj, "indexer_types", JSON_LIST);
@@ -266,25 +277,20 @@ static void latent_read_shared(struct hf_config *c, struct config_source *s, con
     int every = source_whole(s, obj, "index_topk_freq", 1, 0, HF_CONFIG_LAYERS_MAX);
     int first = source_whole(s, obj, "index_skip_topk_offset", 2, 0, HF_CONFIG_LAYERS_MAX);
 
+    if (types == NULL)
+        types = json_get_kind(obj, "index_topk_pattern", JSON_LIST);
     for (int i = 0; i < c->n_layers && s->rc == ERR_OK; i++) {
         int behind = i + 1 > first ? i + 1 - first : 0;
         const char *type = every > 1 && behind % every != 0 ? "shared" : "full";
 
-        if (types != NULL)
-            type =
-                i < (int)types->n && types->items[i].kind == JSON_TEXT ? types->items[i].text : "";
-        else if (pattern != NULL)
-            type = i >= (int)strlen(pattern) ? ""
-                   : pattern[i] == 'S'       ? "shared"
-                   : pattern[i] == 'F'       ? "full"
-                                             : "";
+        if (types != NULL || pattern != NULL)
+            type = latent_index_type(types, pattern, i);
         c->index.is_shared[i] = strcmp(type, "shared") == 0;
         if ((c->index.is_shared[i] && i > 0) || strcmp(type, "full") == 0)
             continue;
-        log_error(
-            "model: %s: indexer_types must have \"full\" or \"shared\" for each of %d layers, "
-            "and begin with \"full\"",
-            s->name, c->n_layers);
+        log_error("model: %s: indexer_types must have \"full\" or \"shared\" for each of %d "
+                  "layers, and begin with \"full\"",
+                  s->name, c->n_layers);
         source_fail(s, ERR_INVALID);
     }
 }

@@ -599,6 +599,9 @@ static void check_index(void)
            c.index.is_shared[1] && !c.index.is_shared[2] && c.latent.q_rank == 2048 &&
            c.latent.nope_dim == 192 && c.latent.v_dim == 256 && !c.layer_experts[2],
        "its index, in every second layer");
+    is_int(parse("{" GLM5 ",\"index_topk_pattern\":[\"full\",\"full\",\"shared\"]}", NULL), ERR_OK,
+           "one with a list");
+    ok(!c.index.is_shared[1] && c.index.is_shared[2], "has what that says");
 }
 
 #define MISTRAL4                                                               \
