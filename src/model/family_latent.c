@@ -257,8 +257,8 @@ static void latent_read_index(struct hf_config *c, struct config_source *s, cons
     }
 }
 
-/* The type of a layer's index by a list of "full" and "shared", or by a text of F and S; "" if there
- * is none for it. */
+/* The type of a layer's index by a list of "full" and "shared", or by a text of F and S; "" if
+ * there is none for it. */
 static const char *latent_index_type(const struct json *types, const char *pattern, int layer)
 {
     if (types != NULL && layer < (int)types->n && types->items[layer].kind == JSON_TEXT)
@@ -268,8 +268,8 @@ static const char *latent_index_type(const struct json *types, const char *patte
     return pattern[layer] == 'S' ? "shared" : pattern[layer] == 'F' ? "full" : "";
 }
 
-/* Which layers see the tokens that the one before does: those of a list or a pattern; else every few
- * layers one has an index of its own. */
+/* Which layers see the tokens that the one before does: those of a list or a pattern; else every
+ * few layers one has an index of its own. */
 static void latent_read_shared(struct hf_config *c, struct config_source *s, const struct json *obj)
 {
     const struct json *types = json_get_kind(obj, "indexer_types", JSON_LIST);
