@@ -20,6 +20,8 @@
 
 #include "base/err.h"
 #include "kernels/adapter.h"
+#include "kernels/delta.h"
+#include "kernels/index.h"
 #include "kernels/kernels.h"
 #include "kernels/latent.h"
 #include "kernels/mamba.h"
@@ -386,6 +388,16 @@ struct device_ops {
                         const struct k_kv *kv);
     void (*latent_queries)(struct device *d, void *out, const void *in, const struct k_latent *l);
     void (*latent_values)(struct device *d, void *out, const void *in, const struct k_latent *l);
+    /* The choice of the tokens that each token of the step sees, and latent attention over these
+     * (kernels/index.h): keys [n_tokens][dim] to the pages, chosen int32 [n_tokens][n_keys]. If
+     * has_index_work, the work memory of struct k_index is there. */
+    bool has_index_work;
+    void (*index_keys)(struct device *d, const void *in, const struct k_index *x,
+                       const struct k_kv *kv);
+    void (*index_choose)(struct device *d, int32_t *chosen, const void *queries,
+                         const float *weights, const struct k_index *x, const struct k_kv *kv);
+    void (*attn_chosen)(struct device *d, void *out, const void *queries, const struct k_kv *kv,
+                        const struct k_choice *chosen, int n_heads, float scale);
     /* x and gate [n][width], k_shut(); `to` as above. */
     void (*shut)(struct device *d, void *x, const void *gate, int width, int n,
                  const struct k_matrix *to);

@@ -567,20 +567,6 @@ static void cuda_recurrent(struct device *d, void *out, const void *in, const st
               "recurrent");
 }
 
-/* One kernel where every sequence has one token; the step's other forms need d->rows. */
-static void cuda_delta(struct device *d, void *out, const void *in, const float *gates,
-                       const struct k_delta *delta, const struct k_state *state,
-                       const struct k_matrix *to)
-{
-    struct cuda *gpu = cuda_of(d);
-    const struct k_tokens tokens = k_tokens_of(&gpu->tokens, state->group);
-
-    cuda_keep(gpu,
-              k_delta_rule(out, to != NULL && k_format_reads_half(&to->format), in, gates, delta,
-                           state, &tokens, gpu->stream),
-              "delta");
-}
-
 static void cuda_mamba(struct device *d, void *out, const void *in, const struct k_mamba *mamba,
                        const struct k_state *state, const struct k_matrix *to)
 {
@@ -847,7 +833,7 @@ static const struct device_ops cuda_ops = {
     .rope_kv = cuda_rope_kv,
     .attn = cuda_attn,
     .recurrent = cuda_recurrent,
-    .delta = cuda_delta,
+    .delta = layers_delta,
     .has_state_work = true,
     .mamba = cuda_mamba,
     .short_conv = cuda_short_conv,
@@ -864,6 +850,10 @@ static const struct device_ops cuda_ops = {
     .latent_keys = layers_latent_keys,
     .latent_queries = layers_latent_queries,
     .latent_values = layers_latent_values,
+    .has_index_work = true,
+    .index_keys = layers_index_keys,
+    .index_choose = layers_index_choose,
+    .attn_chosen = layers_attn_chosen,
     .pick = layers_pick,
     .scale = layers_scale,
     .add = layers_add,

@@ -171,6 +171,20 @@ void layers_soften(struct device *d, float *logits, const struct k_softening *ho
     cuda_keep(gpu, k_soften(logits, how, n, d->limits.n_vocab, gpu->stream), "soften");
 }
 
+/* One kernel where every sequence has one token; the step's other forms need d->rows. */
+void layers_delta(struct device *d, void *out, const void *in, const float *gates,
+                  const struct k_delta *delta, const struct k_state *state,
+                  const struct k_matrix *to)
+{
+    struct cuda *gpu = cuda_of(d);
+    const struct k_tokens tokens = k_tokens_of(&gpu->tokens, state->group);
+
+    cuda_keep(gpu,
+              k_delta_rule(out, to != NULL && k_format_reads_half(&to->format), in, gates, delta,
+                           state, &tokens, gpu->stream),
+              "delta");
+}
+
 /* Attention that follows reads the lists of tiles and the schedule, which no rotary step has
  * chosen. */
 void layers_latent_keys(struct device *d, const void *in, const struct k_latent *l,
@@ -189,6 +203,35 @@ void layers_latent_queries(struct device *d, void *out, const void *in, const st
     struct cuda *gpu = cuda_of(d);
 
     cuda_keep(gpu, k_latent_queries(out, in, l, &gpu->tokens, gpu->stream), "latent_queries");
+}
+
+void layers_index_keys(struct device *d, const void *in, const struct k_index *x,
+                       const struct k_kv *kv)
+{
+    struct cuda *gpu = cuda_of(d);
+    const struct k_tokens tokens = k_tokens_of(&gpu->tokens, kv->group);
+
+    cuda_keep(gpu, k_index_keys(in, x, kv, &tokens, gpu->stream), "index_keys");
+}
+
+void layers_index_choose(struct device *d, int32_t *chosen, const void *queries,
+                         const float *weights, const struct k_index *x, const struct k_kv *kv)
+{
+    struct cuda *gpu = cuda_of(d);
+    const struct k_tokens tokens = k_tokens_of(&gpu->tokens, kv->group);
+
+    cuda_keep(gpu, k_index_choose(chosen, queries, weights, x, kv, &tokens, gpu->stream),
+              "index_choose");
+}
+
+void layers_attn_chosen(struct device *d, void *out, const void *queries, const struct k_kv *kv,
+                        const struct k_choice *chosen, int n_heads, float scale)
+{
+    struct cuda *gpu = cuda_of(d);
+    const struct k_tokens tokens = k_tokens_of(&gpu->tokens, kv->group);
+
+    cuda_keep(gpu, k_attn_chosen(out, queries, kv, &tokens, chosen, n_heads, scale, gpu->stream),
+              "attn_chosen");
 }
 
 void layers_latent_values(struct device *d, void *out, const void *in, const struct k_latent *l)

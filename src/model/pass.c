@@ -87,6 +87,47 @@ static int activations_alloc_gates(struct activations *a, struct device *d, cons
     return ERR_OK;
 }
 
+/* Of the choice of tokens. */
+static int activations_alloc_index(struct activations *a, struct device *d, const struct plan *plan,
+                                   const struct device_limits *limits, size_t tokens)
+{
+    const struct k_index_shape s = plan_widest(plan).index;
+    size_t heads = (size_t)s.n_heads, dim = (size_t)s.dim, elem = d->elem_bytes;
+
+    if (s.n_keys == 0)
+        return ERR_OK;
+    a->index_queries = d->ops->alloc_scratch(d, tokens * heads * dim * elem);
+    a->index_keys = d->ops->alloc_scratch(d, tokens * dim * elem);
+    a->index_weights = d->ops->alloc_scratch(d, tokens * heads * sizeof *a->index_weights);
+    a->chosen = d->ops->alloc_scratch(d, tokens * (size_t)s.n_keys * sizeof *a->chosen);
+    if (d->ops->has_index_work &&
+        (a->index_scores = d->ops->alloc_scratch(d, K_INDEX_BLOCKS * (size_t)limits->len_max *
+                                                        sizeof *a->index_scores)) == NULL)
+        return ERR_NO_MEMORY;
+    if (a->index_queries == NULL || a->index_keys == NULL || a->index_weights == NULL ||
+        a->chosen == NULL)
+        return ERR_NO_MEMORY;
+    return ERR_OK;
+}
+
+/* Of the delta rule by channel. */
+static int activations_alloc_delta(struct activations *a, struct device *d, const struct plan *plan,
+                                   size_t tokens)
+{
+    const struct plan_widths widest = plan_widest(plan);
+    size_t values = (size_t)widest.delta_values, low = (size_t)widest.delta_low;
+
+    if (low == 0)
+        return ERR_OK;
+    a->delta_a =
+        d->ops->alloc_scratch(d, tokens * (size_t)widest.delta_forgets * sizeof *a->delta_a);
+    a->delta_z = d->ops->alloc_scratch(d, tokens * values * d->elem_bytes);
+    a->delta_low.data = d->ops->alloc_scratch(d, tokens * low * d->elem_bytes);
+    if (a->delta_a == NULL || a->delta_z == NULL || a->delta_low.data == NULL)
+        return ERR_NO_MEMORY;
+    return ERR_OK;
+}
+
 /* Of latent attention. A step's absorbed queries and their results are wider than its queries. */
 static int activations_alloc_latent(struct activations *a, struct device *d,
                                     const struct plan *plan, size_t tokens)
@@ -123,12 +164,14 @@ static int activations_alloc_eagle(struct activations *a, struct device *d, cons
 
 /* Memory that only some families use. Ranks sum the results of experts apart, and squares. */
 static int activations_alloc_more(struct activations *a, struct device *d, const struct plan *plan,
-                                  size_t tokens)
+                                  const struct device_limits *limits, size_t tokens)
 {
     size_t row = (size_t)plan->n_layers * (size_t)plan->embeds.width;
     size_t latent = (size_t)plan_widest(plan).latent * d->elem_bytes;
 
-    if (activations_alloc_latent(a, d, plan, tokens) != ERR_OK)
+    if (activations_alloc_latent(a, d, plan, tokens) != ERR_OK ||
+        activations_alloc_index(a, d, plan, limits, tokens) != ERR_OK ||
+        activations_alloc_delta(a, d, plan, tokens) != ERR_OK)
         return ERR_NO_MEMORY;
     if (row > 0 && (a->embeds = d->ops->alloc_scratch(d, tokens * row * d->elem_bytes)) == NULL)
         return ERR_NO_MEMORY;
@@ -176,7 +219,7 @@ int activations_alloc(struct activations *a, struct device *d, const struct plan
     if (a->x == NULL || a->rows == NULL || a->rows_normed.data == NULL || a->delta == NULL ||
         a->sums == NULL || (is_last && activations_alloc_logits(a, d, plan, limits) != ERR_OK))
         return ERR_NO_MEMORY;
-    if (activations_alloc_more(a, d, plan, tokens) != ERR_OK ||
+    if (activations_alloc_more(a, d, plan, limits, tokens) != ERR_OK ||
         activations_alloc_eagle(a, d, plan, tokens) != ERR_OK)
         return ERR_NO_MEMORY;
     if (limits->codes)
@@ -502,6 +545,19 @@ void pass_recur(const struct pass *p, const struct recurrent_plan *recurrent,
         p->d->ops->quantise(p->d, &acts->mixed, p->n, reader);
 }
 
+/* a and z, each of two products, of which the first has few rows. All matrices are plain. */
+static void pass_project_channels(const struct pass *p, const struct layer_weights *w)
+{
+    const struct device_ops *op = p->d->ops;
+    struct activations *acts = p->a;
+
+    must(!p->fused);
+    op->matmul(p->d, acts->delta_low.data, &acts->normed, &w->f_a, NULL, p->n);
+    op->matmul_float(p->d, acts->delta_a, &acts->delta_low, &w->f_b, p->n);
+    op->matmul(p->d, acts->delta_low.data, &acts->normed, &w->g_a, NULL, p->n);
+    op->matmul(p->d, acts->delta_z, &acts->delta_low, &w->g_b, NULL, p->n);
+}
+
 /* The first matrix may read codes, or rows in another order, and the second one does not. In parts
  * codes are made of plain rows; a fused step norms the residual once more, into the rows of the
  * output matrix, which are as many as its tokens. */
@@ -512,6 +568,8 @@ void pass_project_delta(const struct pass *p, const struct layer_weights *w)
     struct activations *acts = p->a;
     struct device_rows again = {.data = acts->rows_normed.data};
 
+    if (w->delta.shape.by_channel)
+        pass_project_channels(p, w);
     if (!p->fused) {
         op->matmul_float(p->d, acts->gates, &acts->normed, &w->mixer_gate, p->n);
         op->quantise(p->d, &acts->normed, p->n, &w->mixer_in);
@@ -536,6 +594,8 @@ void pass_delta(const struct pass *p, const struct k_delta *delta, const struct 
     struct k_delta with_memory = *delta;
 
     with_memory.rows = acts->state_work;
+    with_memory.a = acts->delta_a;
+    with_memory.z = acts->delta_z;
     p->d->ops->delta(p->d, acts->mixed.data, acts->mixer_in, acts->gates, &with_memory, state,
                      p->fused ? reader : NULL);
     if (!p->fused)
