@@ -51,47 +51,9 @@ static __device__ __forceinline__ uint32_t packed_two(uint32_t codes)
 }
 
 /* A code in the low four bits of a bfloat16 is code * 2^-133, a subnormal number, which the tensor
- * cores and fused operations take as it is; in the next four bits it is 16 times that. Times a
- * power of two it is code / 64. */
-#define CODE_LOW        0x000f000fU
-#define CODE_HIGH       0x00f000f0U
-#define CODE_POWER_LOW  0x7f007f00U /* 2^127, twice */
-#define CODE_POWER_HIGH 0x7d007d00U /* 2^123 */
-#define CODE_EIGHT_LESS 0xbe00be00U /* -8 / 64 */
-
-static __device__ __forceinline__ uint32_t packed_fused(uint32_t x, uint32_t y, uint32_t z)
-{
-#if __CUDA_ARCH__ >= 900
-    uint32_t sum;
-
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(x), "r"(y), "r"(z));
-    return sum;
-#else
-    __nv_bfloat162 sum =
-        __hfma2(*(__nv_bfloat162 *)&x, *(__nv_bfloat162 *)&y, *(__nv_bfloat162 *)&z);
-
-    return *(uint32_t *)&sum;
-#endif
-}
-
-/* -zero / 64, twice. */
-static __device__ __forceinline__ uint32_t packed_zero_less(uint32_t zero)
-{
-    return mxfp4_times(zero * 0x00010001U, 0xff00ff00U);
-}
-
-/* A word of codes as the operand of a product of 16 x 16, (code - zero) / 64: register r has row
- * g + 8 (r % 2). less: of packed_zero_less() of both rows. */
-static __device__ __forceinline__ void packed_code_operand(uint32_t (&a)[4], uint32_t codes,
-                                                           const uint32_t (&less)[2])
-{
-    uint32_t upper = codes >> 8;
-
-    a[0] = packed_fused(codes & CODE_LOW, CODE_POWER_LOW, less[0]);
-    a[1] = packed_fused(codes & CODE_HIGH, CODE_POWER_HIGH, less[1]);
-    a[2] = packed_fused(upper & CODE_LOW, CODE_POWER_LOW, less[0]);
-    a[3] = packed_fused(upper & CODE_HIGH, CODE_POWER_HIGH, less[1]);
-}
+ * cores and fused operations take as it is; in the next four bits it is 16 times that. */
+#define CODE_LOW  0x000f000fU
+#define CODE_HIGH 0x00f000f0U
 
 /* The numbers of a group of columns, for rows g and g + 8 of a strip. */
 struct packed_numbers {

@@ -7,7 +7,7 @@
  * warps of a warpgroup have a strip each, whose fragments are those of wgmma's first operand. x is
  * bfloat16 in the order of the columns.
  *
- * An operand of codes is (code - zero) / 64, which is exact (packed_code_operand()). Products of a
+ * An operand of codes is (code - zero) / 64, which is exact (codes_operand()). Products of a
  * group of columns are added up by themselves; its scale times 64 multiplies their sum. Floats are
  * exact (packed.cuh) but for the scale of their row, which the epilogue applies. */
 #ifndef QUIRE_KERNELS_SM90_PRODUCT_CODES_CUH
@@ -109,10 +109,33 @@ static __device__ __forceinline__ void codes_load_numbers(code_numbers &numbers,
         uint32_t bits = codes_load_shared_16(scales + i * 16);
 
         numbers.scale[i] = packed_scale((uint16_t)bits, form.is_half) * 64.0f;
-        numbers.less[i] = CODE_EIGHT_LESS;
-        if (form.has_zeros)
-            numbers.less[i] = packed_zero_less(codes_load_shared_8(zeros + i * 8));
+        numbers.less[i] = 0xbe00be00U; /* -8 / 64 */
+        if (form.has_zeros)            /* a subnormal number times -2^127 */
+            numbers.less[i] =
+                mxfp4_times(codes_load_shared_8(zeros + i * 8) * 0x00010001U, 0xff00ff00U);
     }
+}
+
+static __device__ __forceinline__ uint32_t codes_fused(uint32_t x, uint32_t y, uint32_t z)
+{
+    uint32_t sum;
+
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(x), "r"(y), "r"(z));
+    return sum;
+}
+
+/* A word of codes as the operand of a product of 16 x 16, (code - zero) / 64: register r has row
+ * g + 8 (r % 2). less: of both rows. */
+static __device__ __forceinline__ void codes_operand(uint32_t (&a)[4], uint32_t codes,
+                                                     const uint32_t (&less)[2])
+{
+    const uint32_t low = 0x7f007f00U, high = 0x7d007d00U; /* 2^127, 2^123 */
+    uint32_t upper = codes >> 8;
+
+    a[0] = codes_fused(codes & CODE_LOW, low, less[0]);
+    a[1] = codes_fused(codes & CODE_HIGH, high, less[1]);
+    a[2] = codes_fused(upper & CODE_LOW, low, less[0]);
+    a[3] = codes_fused(upper & CODE_HIGH, high, less[1]);
 }
 
 static __device__ __forceinline__ uint4 codes_load_words(uint32_t at)
@@ -143,7 +166,7 @@ static __device__ __forceinline__ void codes_widen_slab(uint32_t (&a)[4][4], flo
 
         if (WHOLE ? i == 0 && tile == 0 : i == 0 || (i == 2 && form.groups == 4))
             codes_load_numbers(numbers, record, WHOLE ? 0 : quarter * form.groups / 4, form);
-        packed_code_operand(a[i], codes[i], numbers.less);
+        codes_operand(a[i], codes[i], numbers.less);
         scales[i / 2][0] = numbers.scale[0], scales[i / 2][1] = numbers.scale[1];
     }
 }
