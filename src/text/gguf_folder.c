@@ -53,6 +53,13 @@
                       "?|\\\\p{N}{1,3}| ?[^\\\\s\\\\p{L}\\\\p{N}]+[\\\\r\\\\n/]*" TAIL)
 #define CUT_SEED SPLIT(ANY_CASE WORD "|\\\\p{N}{1}| ?[^\\\\s\\\\p{L}\\\\p{N}\\\\r\\\\n]+" TAIL)
 
+/* Kimi's: as GPT-4o's, with runs of Han characters apart. */
+#define NO_HAN_LARGE "[\\\\p{Lu}\\\\p{Lt}\\\\p{Lm}\\\\p{Lo}\\\\p{M}&&[^\\\\p{Han}]]"
+#define NO_HAN_SMALL "[\\\\p{Ll}\\\\p{Lm}\\\\p{Lo}\\\\p{M}&&[^\\\\p{Han}]]"
+#define CUT_KIMI                                                            \
+    SPLIT("[\\\\p{Han}]+|" CASED NO_HAN_LARGE "*" NO_HAN_SMALL "+" ANY_CASE \
+          "?|" CASED NO_HAN_LARGE "+" NO_HAN_SMALL "*" ANY_CASE "?|\\\\p{N}{1,3}" OTHERS TAIL)
+
 /* One of several patterns that cut one after another. */
 #define ONE_BEGIN "{\"type\":\"Split\",\"pattern\":{\"Regex\":\""
 #define ONE_END   "\"},\"behavior\":\"Isolated\",\"invert\":false},"
@@ -114,6 +121,7 @@ static const struct cut {
     {"kanana2", CUT_GPT4O, NULL, false, false},
     {"seed-coder", CUT_SEED, NULL, false, false},
     {"deepseek-v3", CUT_DEEPSEEK3, NULL, false, false},
+    {"kimi-k2", CUT_KIMI, NULL, false, false},
     {"deepseek-coder", CUT_CODER, NULL, false, false},
 };
 

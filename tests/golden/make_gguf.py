@@ -51,7 +51,8 @@ PLUS_ONE = ("gemma", "gemma3", "nemotron")
 VOCABULARIES = {"gpt2": ("gpt2", "gpt-2"), "qwen2": ("gpt2", "qwen2"), "smollm": ("gpt2", "smollm"),
                 "o200k": ("gpt2", "gpt-4o"), "tekken": ("gpt2", "tekken"),
                 "llama3": ("gpt2", "llama-bpe"), "llama2": ("llama", "default"),
-                "deepseek": ("gpt2", "deepseek-v3"), "coder": ("gpt2", "deepseek-coder")}
+                "deepseek": ("gpt2", "deepseek-v3"), "coder": ("gpt2", "deepseek-coder"),
+                "kimi": ("gpt2", "kimi-k2")}
 
 
 # --- blocks ----------------------------------------------------------------------------------------

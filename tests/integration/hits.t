@@ -14,7 +14,7 @@ import subprocess
 import time
 
 import twin
-from harness import BUILDDIR, LONG, Stack, Tap, draw_seed, need_nginx
+from harness import BUILDDIR, LONG, Stack, Tap, draw_seed, key, need_nginx
 
 need_nginx()
 tap = Tap()
@@ -31,10 +31,11 @@ def draw(n):
     return [random.randrange(300, 2000) for _ in range(n)]
 
 
-def ask(s, ids, n=1):
+def ask(s, ids, n=1, tenant=0):
     """Cached tokens, those of each group, and the output's ids."""
     r = s.post("/v1/completions", dict(prompt=ids, max_tokens=n, temperature=0, ignore_eos=True,
-                                       return_token_ids=True))
+                                       return_token_ids=True),
+               headers={"Authorization": "Bearer " + key(tenant)})
     if r.status != 200:
         tap.ok(False, "an answer: %s" % r.text[:300])
         return 0, {}, [0] * n
@@ -156,8 +157,21 @@ def compare_types():
     tap.ok(r.returncode != 0 and "use auto, float32 or bfloat16" in r.stderr, "another type is refused")
 
 
+def ask_as_tenants():
+    """Tenants that share pages hear of their own alone, also by group."""
+    tap.section("tenants")
+    with Stack(model=twin.small("dddf"), engine=["--num-pages", 4000],
+               front=["--cache-per-key", "false"]) as s:
+        told = [ask(s, prompts[0][:600], tenant=i)[:2] for i in (0, 1, 0)]
+        tap.eq(told[0], (0, {"full": 0, "state": 0}), "the first finds nothing")
+        tap.eq(told[1], told[0], "nor does another hear of its pages")
+        tap.eq(told[2], (592, {"full": 592, "state": 592}), "which it does itself")
+        tap.eq(by_group(s), {"full": 1184, "state": 1184}, "operators see both hits")
+
+
 prompts, agents = draw_prompts(), draw_agents()
 compare_types()
+ask_as_tenants()
 dense, _, most = run("without states", "")
 hits, whole, cached = run("with states", "dddf")
 tap.section("beside each other")

@@ -13,7 +13,7 @@
 #define COLUMNS    70 /* of a row of the table */
 #define PAGES      (SEQS * COLUMNS + 1)
 #define PAGE       16
-#define BEFORE     8 /* elements before the layer's in a page */
+#define BEFORE     16 /* elements before the layer's in a page */
 
 static const struct {
     struct k_latent_shape shape; /* of a rank */

@@ -26,6 +26,10 @@ O200K = (r"[^\r\n\p{L}\p{N}]?" + UP + "*" + LOW + "+" + C + "?|" + r"[^\r\n\p{L}
 DS = [r"\p{N}{1,3}", r"[一-龥぀-ゟ゠-ヿ]+",
       r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^" + "\r\n" + r"\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+["
       + "\r\n]*|" + r"\s*[" + "\r\n]+" + r"|\s+(?!\S)|\s+"]
+NO_HAN = r"[%s&&[^\p{Han}]]"
+KIMI_UP, KIMI_LOW = NO_HAN % UP[1:-1], NO_HAN % LOW[1:-1]
+KIMI = (r"[\p{Han}]+|[^\r\n\p{L}\p{N}]?" + KIMI_UP + "*" + KIMI_LOW + "+" + C + r"?|[^\r\n\p{L}\p{N}]?" + KIMI_UP + "+"
+        + KIMI_LOW + "*" + C + r"?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*" + TAIL)
 SAMPLE = """The quick brown fox doesn't jump over 1234567 lazy dogs; they're there, I've seen 'em.
 She said: "Hello, world! It's 3.14159..."  def main(argc, argv):\n    return {'a': [1, 2, 3]}\n\n
 Der schnelle braune Fuchs überspringt den faulen Hund. Ça va très bien, merci à tous.
@@ -64,6 +68,7 @@ MODELS = {
         pre_tokenizers.Punctuation("contiguous"), BYTE_LEVEL, pre_tokenizers.Digits(individual_digits=False),
         pre_tokenizers.Split(Regex("[0-9][0-9][0-9]"), behavior="isolated")]), cases=90),
     "bloom": dict(pre=chain(r" ?[^(\s|[.,!?…。，、।۔،])]+"), cases=90),
+    "kimi": dict(pre=chain(KIMI), cases=110),
     "coder": dict(pre=pre_tokenizers.Sequence([
         *[pre_tokenizers.Split(Regex(p), behavior="isolated") for p in CODER], pre_tokenizers.Digits(individual_digits=True),
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]), cases=90),

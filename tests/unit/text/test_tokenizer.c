@@ -22,14 +22,14 @@
 #define SLOWEST_US 60000000 /* of CPU time; they need 0.1 s, a quadratic one an hour */
 #endif
 
-static const char *const models[] = {"gpt2",    "gpt2-prefix", "llama3",   "qwen2",    "qwen35",
-                                     "phi4",    "smollm",      "o200k",    "deepseek", "merged",
-                                     "tekken",  "falcon",      "bloom",    "coder",    "llama2",
-                                     "mistral", "gemma",       "metaspace"};
+static const char *const models[] = {"gpt2",    "gpt2-prefix", "llama3",    "qwen2",    "qwen35",
+                                     "phi4",    "smollm",      "o200k",     "deepseek", "merged",
+                                     "tekken",  "falcon",      "bloom",     "coder",    "llama2",
+                                     "mistral", "gemma",       "metaspace", "kimi"};
 
 /* Vocabularies that are also GGUF files. */
 static const char *const in_gguf[] = {"gpt2",   "qwen2",  "smollm",   "o200k", "tekken",
-                                      "llama3", "llama2", "deepseek", "coder"};
+                                      "llama3", "llama2", "deepseek", "coder", "kimi"};
 
 static bool same_ids(const struct token_list *got, const struct json *want)
 {
