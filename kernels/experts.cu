@@ -73,7 +73,7 @@ static __global__ void __launch_bounds__(THREADS) plain_kernel(const struct expe
     }
 }
 
-/* --- the two products ------------------------------------------------------------------------- */
+/* --- formats ----------------------------------------------------------------------------------- */
 
 /* How the matrix is stored; -1 if it is not to be multiplied. */
 static int experts_format_of(const struct experts_product *p, const struct k_format *f)
@@ -96,6 +96,179 @@ static int experts_run_plain(const struct experts_product *p, k_stream stream)
     return K_LAUNCH(plain_kernel, dim3(n_routes, (p->n_out + PLAIN_OUTS - 1) / PLAIN_OUTS), THREADS,
                     0, stream, *p);
 }
+
+/* --- sums of tokens --------------------------------------------------------------------------- */
+
+/* Up to eight elements of a row from `at` on; zeros past its end. */
+static __device__ inline void experts_load_some(float v[WIDE], const k_bf16 *row, int at, int dim)
+{
+    if (dim % WIDE == 0) {
+        load_eight(v, row + at);
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < WIDE; i++)
+        v[i] = at + i < dim ? load_bf16(row + at + i) : 0.0f;
+}
+
+static __device__ inline void experts_store_some(k_bf16 *row, const float v[WIDE], int at, int dim)
+{
+    if (dim % WIDE == 0) {
+        store_eight(row + at, v);
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < WIDE; i++) {
+        if (at + i < dim)
+            store_bf16(row + at + i, v[i]);
+    }
+}
+
+/* The factor of what out has already; by the whole block. */
+static __device__ inline float experts_own_factor(const experts_end &a, int token)
+{
+    __shared__ float sums[33];
+    const k_bf16 *x = (const k_bf16 *)a.c.x + (size_t)token * a.c.dim;
+    float sum = 0.0f;
+
+    if (!a.c.adds || a.c.switches == NULL)
+        return a.c.adds ? 1.0f : 0.0f;
+    for (int i = threadIdx.x; i < a.c.dim; i += THREADS)
+        sum = __fmaf_rn(load_bf16(x + i), a.c.switches[i], sum);
+    return 1.0f / (1.0f + expf(-block_sum(sum, sums)));
+}
+
+/* What the residual's end reads, requested early. */
+struct residual_end {
+    float4 low, high; /* of the residual */
+    uint4 norm;
+};
+
+static __device__ inline residual_end experts_begin_end(const experts_end &a, int token, int at)
+{
+    residual_end e = {};
+
+    if (a.residual == NULL || at >= a.c.dim)
+        return e;
+    e.low = *(const float4 *)(a.residual + (size_t)token * a.c.dim + at);
+    e.high = *(const float4 *)(a.residual + (size_t)token * a.c.dim + at + 4);
+    e.norm = *(const uint4 *)(a.norm + at);
+    return e;
+}
+
+/* The rest of K_PRODUCT_RESIDUAL for eight elements; two neighbouring lanes have the 16 of a sum of
+ * squares. */
+static __device__ inline void experts_end_residual(const experts_end &a, const residual_end &e,
+                                                   const float v[WIDE], int token, int at)
+{
+    size_t elem = (size_t)token * a.c.dim + at;
+    float square = 0.0f,
+          x[WIDE] = {e.low.x, e.low.y, e.low.z, e.low.w, e.high.x, e.high.y, e.high.z, e.high.w};
+    const uint32_t norm[4] = {e.norm.x, e.norm.y, e.norm.z, e.norm.w};
+
+#pragma unroll
+    for (int i = 0; i < WIDE; i += 2) {
+        x[i] += v[i];
+        x[i + 1] += v[i + 1];
+        square = __fmaf_rn(x[i], x[i], square);
+        square = __fmaf_rn(x[i + 1], x[i + 1], square);
+        store_x_two(a.normed, elem + i, x[i] * low_half(norm[i / 2]),
+                    x[i + 1] * high_half(norm[i / 2]), a.is_half);
+    }
+    *(float4 *)(a.residual + elem) = make_float4(x[0], x[1], x[2], x[3]);
+    *(float4 *)(a.residual + elem + 4) = make_float4(x[4], x[5], x[6], x[7]);
+    square += __shfl_xor_sync(3U << (threadIdx.x & 30), square, 1);
+    if (at % 16 == 0)
+        a.sums_out[(size_t)token * (a.c.dim / 16) + at / 16] = square;
+}
+
+/* sum += weight * row of SLOTS slots from `slot` on, in their order; all rows are requested before
+ * the first is added. Slots past n_used have no row. */
+static __device__ inline void experts_add_slots(const experts_end &a, float (&sum)[WIDE], int token,
+                                                int slot, int at)
+{
+    size_t first = (size_t)token * a.c.n_used;
+    float v[SLOTS][WIDE], weight[SLOTS];
+    int place[SLOTS];
+
+#pragma unroll
+    for (int i = 0; i < SLOTS; i++) {
+        bool has = slot + i < a.c.n_used;
+
+        place[i] = has ? a.c.places[first + slot + i] : -1;
+        weight[i] = has ? a.c.weights[first + slot + i] : 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < SLOTS; i++) {
+        if (place[i] >= 0)
+            experts_load_some(v[i], a.y + (size_t)place[i] * a.c.dim, at, a.c.dim);
+    }
+#pragma unroll
+    for (int i = 0; i < SLOTS; i++) {
+#pragma unroll
+        for (int k = 0; k < WIDE && place[i] >= 0; k++)
+            sum[k] = __fmaf_rn(weight[i], v[i][k], sum[k]);
+    }
+}
+
+/* Block x has a token, block y THREADS * WIDE of its elements. */
+static __global__ void __launch_bounds__(THREADS) combine_kernel(experts_end a)
+{
+    int token = blockIdx.x, at = (blockIdx.y * THREADS + threadIdx.x) * WIDE, dim = a.c.dim;
+    float own, sum[WIDE] = {}, v[WIDE];
+    residual_end end;
+
+    experts_wait_for_previous();
+    end = experts_begin_end(a, token, at);
+    own = experts_own_factor(a, token);
+    if (at >= dim)
+        return;
+    if (a.c.adds) {
+        experts_load_some(v, a.out + (size_t)token * dim, at, dim);
+#pragma unroll
+        for (int i = 0; i < WIDE; i++)
+            sum[i] = own * v[i];
+    }
+    for (int slot = 0; slot < a.c.n_used; slot += SLOTS)
+        experts_add_slots(a, sum, token, slot, at);
+    if (a.residual != NULL)
+        experts_end_residual(a, end, sum, token, at);
+    else
+        experts_store_some(a.out + (size_t)token * dim, sum, at, dim);
+}
+
+static struct experts_end experts_end_of(const struct k_mixing *m, const struct k_mixing_end *end)
+{
+    const struct k_product *residual = end->residual;
+    struct experts_end e = {};
+
+    e.out = end->out;
+    e.y = m->y;
+    e.c = *end->c;
+    e.c.weights = m->routes.weights;
+    e.c.places = m->sorted.places;
+    if (residual == NULL)
+        return e;
+    e.residual = residual->residual;
+    e.sums_out = residual->sums_out;
+    e.norm = (const k_bf16 *)residual->norm;
+    e.normed = residual->normed;
+    e.is_half = residual->y_is_half;
+    return e;
+}
+
+int k_combine(const struct k_mixing *m, const struct k_mixing_end *end, int n, k_stream stream)
+{
+    int dim = end->c->dim;
+
+    if (end->residual != NULL && dim % 16 != 0)
+        return -1;
+    return experts_launch_early(combine_kernel,
+                                dim3(n, (dim + THREADS * WIDE - 1) / (THREADS * WIDE)), THREADS, 0,
+                                stream, experts_end_of(m, end));
+}
+
+/* --- both products ---------------------------------------------------------------------------- */
 
 #ifdef HAVE_PORTABLE
 /* Both products on any GPU. */
@@ -143,10 +316,10 @@ static int experts_run_many(const struct k_mixing *m, struct experts_product *fi
     return rc;
 }
 
-/* Both products on Hopper. */
+/* Both products on Hopper; `end`, which may be NULL, becomes NULL if that is done too. */
 static int experts_run_sm90(const struct k_mixing *m, struct experts_product *first,
-                            const struct experts_product *second, int in, int down, int n_sms,
-                            k_stream stream)
+                            const struct experts_product *second, int in, int down,
+                            const struct k_mixing_end **end, int n_sms, k_stream stream)
 {
     int rc;
 
@@ -154,6 +327,12 @@ static int experts_run_sm90(const struct k_mixing *m, struct experts_product *fi
         return experts_run_many(m, first, second, (enum experts_format)in,
                                 (enum experts_format)down, n_sms, stream);
     rc = experts_run_few(first, in, n_sms, stream);
+    if (rc == 0 && *end != NULL && experts_few_sums(second, (enum experts_format)down, n_sms)) {
+        const struct experts_end sum = experts_end_of(m, *end);
+
+        *end = NULL;
+        return experts_few_sum(second, &sum, (enum experts_format)down, n_sms, stream);
+    }
     if (rc == 0)
         rc = experts_run_few(second, down, n_sms, stream);
     return rc;
@@ -184,12 +363,14 @@ static struct experts_product experts_product_of(const struct k_mixing *m,
 }
 
 int k_run_experts(const struct k_mixing *m, const k_bf16 *x, const struct k_half_normed *norm,
-                  const struct k_experts *e, int n, int n_used, int n_sms, k_stream stream)
+                  const struct k_experts *e, const struct k_mixing_end *end, int n, int n_used,
+                  int n_sms, k_stream stream)
 {
     struct experts_product first = experts_product_of(m, e, &e->in, n, n_used);
     struct experts_product second = experts_product_of(m, e, &e->down, n, n_used);
     int in = experts_format_of(&first, &e->in.format),
         down = experts_format_of(&second, &e->down.format);
+    int rc = -1;
 
     if (in < 0 || down < 0)
         return -1;
@@ -209,187 +390,13 @@ int k_run_experts(const struct k_mixing *m, const k_bf16 *x, const struct k_half
     second.n_out = second.up = second.rows;
 #ifdef HAVE_PORTABLE
     if (k_is_portable())
-        return experts_run_portable(&first, &second, in, down, stream);
+        rc = experts_run_portable(&first, &second, in, down, stream);
 #endif
 #ifdef HAVE_SM90
-    return experts_run_sm90(m, &first, &second, in, down, n_sms, stream);
+    if (!k_is_portable())
+        rc = experts_run_sm90(m, &first, &second, in, down, &end, n_sms, stream);
 #else
     (void)n_sms;
-    return -1;
 #endif
-}
-
-/* --- sums of tokens --------------------------------------------------------------------------- */
-
-struct combine_args {
-    k_bf16 *out;
-    const k_bf16 *y;
-    struct k_combining c;
-    /* K_PRODUCT_RESIDUAL; residual NULL: only out. */
-    float *residual, *sums_out;
-    const k_bf16 *norm;
-    void *normed;
-    bool is_half;
-};
-
-/* Up to eight elements of a row from `at` on; zeros past its end. */
-static __device__ inline void experts_load_some(float v[WIDE], const k_bf16 *row, int at, int dim)
-{
-    if (dim % WIDE == 0) {
-        load_eight(v, row + at);
-        return;
-    }
-#pragma unroll
-    for (int i = 0; i < WIDE; i++)
-        v[i] = at + i < dim ? load_bf16(row + at + i) : 0.0f;
-}
-
-static __device__ inline void experts_store_some(k_bf16 *row, const float v[WIDE], int at, int dim)
-{
-    if (dim % WIDE == 0) {
-        store_eight(row + at, v);
-        return;
-    }
-#pragma unroll
-    for (int i = 0; i < WIDE; i++) {
-        if (at + i < dim)
-            store_bf16(row + at + i, v[i]);
-    }
-}
-
-/* The factor of what out has already; by the whole block. */
-static __device__ inline float experts_own_factor(const combine_args &a, int token)
-{
-    __shared__ float sums[33];
-    const k_bf16 *x = (const k_bf16 *)a.c.x + (size_t)token * a.c.dim;
-    float sum = 0.0f;
-
-    if (!a.c.adds || a.c.switches == NULL)
-        return a.c.adds ? 1.0f : 0.0f;
-    for (int i = threadIdx.x; i < a.c.dim; i += THREADS)
-        sum = __fmaf_rn(load_bf16(x + i), a.c.switches[i], sum);
-    return 1.0f / (1.0f + expf(-block_sum(sum, sums)));
-}
-
-/* What the residual's end reads, requested early. */
-struct combine_end {
-    float4 low, high; /* of the residual */
-    uint4 norm;
-};
-
-static __device__ inline combine_end experts_begin_end(const combine_args &a, int token, int at)
-{
-    combine_end e = {};
-
-    if (a.residual == NULL || at >= a.c.dim)
-        return e;
-    e.low = *(const float4 *)(a.residual + (size_t)token * a.c.dim + at);
-    e.high = *(const float4 *)(a.residual + (size_t)token * a.c.dim + at + 4);
-    e.norm = *(const uint4 *)(a.norm + at);
-    return e;
-}
-
-/* The rest of K_PRODUCT_RESIDUAL for eight elements; two neighbouring lanes have the 16 of a sum of
- * squares. */
-static __device__ inline void experts_end_residual(const combine_args &a, const combine_end &e,
-                                                   const float v[WIDE], int token, int at)
-{
-    size_t elem = (size_t)token * a.c.dim + at;
-    float square = 0.0f,
-          x[WIDE] = {e.low.x, e.low.y, e.low.z, e.low.w, e.high.x, e.high.y, e.high.z, e.high.w};
-    const uint32_t norm[4] = {e.norm.x, e.norm.y, e.norm.z, e.norm.w};
-
-#pragma unroll
-    for (int i = 0; i < WIDE; i += 2) {
-        x[i] += v[i];
-        x[i + 1] += v[i + 1];
-        square = __fmaf_rn(x[i], x[i], square);
-        square = __fmaf_rn(x[i + 1], x[i + 1], square);
-        store_x_two(a.normed, elem + i, x[i] * low_half(norm[i / 2]),
-                    x[i + 1] * high_half(norm[i / 2]), a.is_half);
-    }
-    *(float4 *)(a.residual + elem) = make_float4(x[0], x[1], x[2], x[3]);
-    *(float4 *)(a.residual + elem + 4) = make_float4(x[4], x[5], x[6], x[7]);
-    square += __shfl_xor_sync(3U << (threadIdx.x & 30), square, 1);
-    if (at % 16 == 0)
-        a.sums_out[(size_t)token * (a.c.dim / 16) + at / 16] = square;
-}
-
-/* sum += weight * row of SLOTS slots from `slot` on, in their order; all rows are requested before
- * the first is added. Slots past n_used have no row. */
-static __device__ inline void experts_add_slots(const combine_args &a, float (&sum)[WIDE],
-                                                int token, int slot, int at)
-{
-    size_t first = (size_t)token * a.c.n_used;
-    float v[SLOTS][WIDE], weight[SLOTS];
-    int place[SLOTS];
-
-#pragma unroll
-    for (int i = 0; i < SLOTS; i++) {
-        bool has = slot + i < a.c.n_used;
-
-        place[i] = has ? a.c.places[first + slot + i] : -1;
-        weight[i] = has ? a.c.weights[first + slot + i] : 0.0f;
-    }
-#pragma unroll
-    for (int i = 0; i < SLOTS; i++) {
-        if (place[i] >= 0)
-            experts_load_some(v[i], a.y + (size_t)place[i] * a.c.dim, at, a.c.dim);
-    }
-#pragma unroll
-    for (int i = 0; i < SLOTS; i++) {
-#pragma unroll
-        for (int k = 0; k < WIDE && place[i] >= 0; k++)
-            sum[k] = __fmaf_rn(weight[i], v[i][k], sum[k]);
-    }
-}
-
-/* Block x has a token, block y THREADS * WIDE of its elements. */
-static __global__ void __launch_bounds__(THREADS) combine_kernel(combine_args a)
-{
-    int token = blockIdx.x, at = (blockIdx.y * THREADS + threadIdx.x) * WIDE, dim = a.c.dim;
-    float own, sum[WIDE] = {}, v[WIDE];
-    combine_end end;
-
-    experts_wait_for_previous();
-    end = experts_begin_end(a, token, at);
-    own = experts_own_factor(a, token);
-    if (at >= dim)
-        return;
-    if (a.c.adds) {
-        experts_load_some(v, a.out + (size_t)token * dim, at, dim);
-#pragma unroll
-        for (int i = 0; i < WIDE; i++)
-            sum[i] = own * v[i];
-    }
-    for (int slot = 0; slot < a.c.n_used; slot += SLOTS)
-        experts_add_slots(a, sum, token, slot, at);
-    if (a.residual != NULL)
-        experts_end_residual(a, end, sum, token, at);
-    else
-        experts_store_some(a.out + (size_t)token * dim, sum, at, dim);
-}
-
-int k_combine(k_bf16 *out, const struct k_mixing *m, const struct k_combining *c,
-              const struct k_product *residual, int n, k_stream stream)
-{
-    combine_args a = {};
-
-    a.out = out;
-    a.y = m->y;
-    a.c = *c;
-    a.c.weights = m->routes.weights;
-    a.c.places = m->sorted.places;
-    if (residual != NULL) {
-        if (c->dim % 16 != 0)
-            return -1;
-        a.residual = residual->residual;
-        a.sums_out = residual->sums_out;
-        a.norm = (const k_bf16 *)residual->norm;
-        a.normed = residual->normed;
-        a.is_half = residual->y_is_half;
-    }
-    return experts_launch_early(combine_kernel,
-                                dim3(n, (c->dim + THREADS * WIDE - 1) / (THREADS * WIDE)), THREADS,
-                                0, stream, a);
+    return rc != 0 || end == NULL ? rc : k_combine(m, end, n, stream);
 }

@@ -7,6 +7,7 @@
 
 #include "kernels/activation.cuh"
 #include "kernels/e4m3.cuh"
+#include "kernels/mixing.h"
 
 /* One product of all experts of a rank, with the activation if it is the first of the two:
  *
@@ -46,10 +47,26 @@ static inline enum experts_order experts_order_of(enum experts_format format)
 
 #define EXPERTS_BLOCK 128 /* rows and columns of a block with one scale */
 
+/* The end of an FFN: the sum of each token's routes, and of what out has. residual NULL: it goes to
+ * out, else on as that of K_PRODUCT_RESIDUAL. */
+struct experts_end {
+    k_bf16 *out;
+    const k_bf16 *y;
+    struct k_combining c;
+    float *residual, *sums_out;
+    const k_bf16 *norm;
+    void *normed;
+    bool is_half;
+};
+
 /* experts_few.cu, sm90_experts.cu. Both take rows of n_in in whole 16 bytes only; MXFP4 in whole
- * groups. */
+ * groups. experts_few_sum(): the second product of one token and its end, so that p's out and end's
+ * y are not used; for shapes that experts_few_sums() takes. */
 int experts_few(const struct experts_product *p, enum experts_format format, int n_sms,
                 k_stream stream);
+bool experts_few_sums(const struct experts_product *p, enum experts_format format, int n_sms);
+int experts_few_sum(const struct experts_product *p, const struct experts_end *end,
+                    enum experts_format format, int n_sms, k_stream stream);
 /* x [route][n_in] in the order of experts for either product, its elements in experts_order_of()
  * the format, n_in in whole runs of that order, n_out in whole eights. out: the order of outputs,
  * which are whole runs; ORDER_PLAIN unless is_gated. */
@@ -125,12 +142,6 @@ static inline int experts_launch_early(void (*kernel)(P...), dim3 grid, unsigned
     return cudaLaunchKernelEx(&config, kernel, args...) == cudaSuccess ? 0 : -1;
 }
 #endif
-
-/* Bring the line at p to the L2 cache. */
-static __device__ __forceinline__ void experts_fetch_line(const void *p)
-{
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
-}
 
 /* 16 bytes of weights, which are read once. */
 static __device__ __forceinline__ uint4 experts_load_once(const void *p)

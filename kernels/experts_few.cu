@@ -18,6 +18,9 @@
  * multiprocessor, and only the two warps of an item ever wait for each other. The second product
  * begins to load weights while the first one still runs: the choices are older than both.
  *
+ * One token: a block of the second product has the same tiles of all experts, so it adds their
+ * results up itself (few_sum_kernel(), experts_few_sum.cuh).
+ *
  * Lanes: lane (g = lane / 4, q = lane % 4) has rows g and g + 8 of the tile. The order of the
  * elements of n_in is free as long as w and x agree, so lane q takes the 16-byte chunks 2 q and
  * 2 q + 1 of a box's row: with the TMA's 128-byte swizzle no two lanes of a quarter warp meet in a
@@ -29,34 +32,40 @@
  *
  * Order of sums: boxes of a warp, then warps. It depends on n_in alone, so a route's bits do not
  * depend on other routes. A scale of a block multiplies each box's sum in float32. */
-#include "kernels/experts.cuh"
+#include "kernels/experts_few_sum.cuh"
 #include "kernels/mxfp4.cuh"
 #include "kernels/product.cuh"
 
-#define PAIRS    8
-#define WARPS    (2 * PAIRS)
-#define THREADS  (WARPS * 32)
-#define TILE     16
-#define DEPTH    4  /* boxes of a ring: 128 KB per multiprocessor, as in product.cu */
-#define COLS_MAX 64 /* routes of an expert at a time */
-#define SUMS     (COLS_MAX / 8 * 4 * 32)
+#define TILE       16
+#define COLS_MAX   64 /* routes of an expert at a time */
+
+#define SHARED_MAX (227 * 1024) /* of a block */
+#define SUMS       (COLS_MAX / 8 * 4 * 32)
 
 template <int FORMAT> static __device__ __host__ constexpr int few_box_bytes(void)
 {
     return FORMAT == EXPERTS_MXFP4 ? 2 * K_MXFP4_RECORD : 2048;
 }
 
-template <int FORMAT> struct few_shared {
+/* FEW: at most 8 columns; then the rows of x follow, if they fit. Registers of MXFP4 leave room for
+ * more warps then: the 11 items that a multiprocessor has of a token of gpt-oss are one round. */
+template <int FORMAT, bool FEW> struct few_shared {
+    static const int PAIRS = FORMAT == EXPERTS_MXFP4 && FEW ? 12 : 8;
+    static const int WARPS = 2 * PAIRS, THREADS = 32 * WARPS;
+    static const int DEPTH = PAIRS > 8 ? 3 : 4; /* boxes of a ring */
     char boxes[WARPS][DEPTH][few_box_bytes<FORMAT>()];
-    float sums[PAIRS][SUMS];
+    float sums[PAIRS][FEW ? 4 * 32 : SUMS];
     uint64_t full[WARPS][DEPTH];
+    few_results results; /* of few_sum_kernel() */
+    uint4 x[];
 };
 
 /* The same in all threads. */
 struct few_args {
     struct experts_product p;
-    int n_tiles; /* of an expert */
-    int n_boxes; /* of a tile */
+    int n_tiles;  /* of an expert */
+    int n_boxes;  /* of a tile */
+    bool by_tile; /* items of a tile follow each other, else those of an expert */
 };
 
 /* An item. */
@@ -68,9 +77,13 @@ struct few_item {
 struct few_ring {
     char *boxes;
     uint64_t *full;
+    int depth, pairs;                  /* boxes of the ring; pairs of warps of the block */
     int seen;                          /* lane i has word i of p.touched */
+    int n_touched;                     /* word 0 */
     int stage, parity;                 /* of the box to be multiplied next */
     int item, last, expert, box, left; /* to be loaded next; left: passes over its columns */
+    int row;                           /* of the item in its expert */
+    const char *strip;                 /* MXFP4: the item's first record */
 };
 
 template <int FORMAT> static __device__ __host__ constexpr int few_box_elems(void)
@@ -85,14 +98,20 @@ template <int FORMAT> static __device__ __host__ constexpr int few_box_elems(voi
  * token's routes are is known: each look-up in memory would delay the first weights. */
 static __device__ inline int few_expert(const few_args &a, const few_ring &r, int item)
 {
-    int at = 1 + item / a.n_tiles;
+    int at = 1 + (a.by_tile ? item % r.n_touched : item / a.n_tiles);
 
     return at < 32 ? __shfl_sync(~0U, r.seen, at) : __ldcg(a.p.touched + at);
 }
 
+static __device__ inline int few_tile(const few_args &a, const few_ring &r, int item)
+{
+    return a.by_tile ? item / r.n_touched : item % a.n_tiles;
+}
+
 static __device__ inline few_item few_item_of(const few_args &a, const few_ring &r, int item)
 {
-    few_item it = {few_expert(a, r, item), item % a.n_tiles, item / a.n_tiles, 1};
+    few_item it = {few_expert(a, r, item), few_tile(a, r, item),
+                   a.by_tile ? item % r.n_touched : item / a.n_tiles, 1};
 
     if (a.p.n_tokens == 1)
         return it;
@@ -123,22 +142,21 @@ static __device__ inline void few_copy_run(char *to, const char *from, int bytes
 
 /* A box of MXFP4: two records of a strip, or the last one. Of a last half record the columns past
  * the end are left out, which is a 45th of a row of 2880. */
-static __device__ inline void few_copy_records(char *to, const few_args &a, int expert, int tile,
-                                               int box, uint64_t *bar)
+static __device__ inline void few_copy_records(char *to, const few_args &a, const few_ring &r,
+                                               uint64_t *bar)
 {
-    int n_records = k_mxfp4_records(a.p.n_in), n = min(n_records - 2 * box, 2);
-    const char *from = (const char *)a.p.w +
-                       (((size_t)expert * a.n_tiles + tile) * n_records + 2 * box) * K_MXFP4_RECORD;
-    int left = a.p.n_in - 2 * box * K_MXFP4_COLS, codes = K_MXFP4_CODES / 2;
+    const char *from = r.strip + r.box * (2 * K_MXFP4_RECORD);
+    int left = a.p.n_in - 2 * r.box * K_MXFP4_COLS, codes = K_MXFP4_CODES / 2;
+    int bytes = left > K_MXFP4_COLS ? 2 * K_MXFP4_RECORD : K_MXFP4_RECORD;
 
-    if (n == 1 && left <= K_MXFP4_COLS / 2) {
+    if (left <= K_MXFP4_COLS / 2) {
         barrier_expect(bar, K_MXFP4_RECORD - codes);
         few_copy_run(to, from, codes, bar);
         few_copy_run(to + K_MXFP4_CODES, from + K_MXFP4_CODES, K_MXFP4_RECORD - K_MXFP4_CODES, bar);
         return;
     }
-    barrier_expect(bar, n * K_MXFP4_RECORD);
-    few_copy_run(to, from, n * K_MXFP4_RECORD, bar);
+    barrier_expect(bar, bytes);
+    few_copy_run(to, from, bytes, bar);
 }
 
 /* Look up the item that is to be loaded next. */
@@ -150,6 +168,9 @@ static __device__ inline void few_begin_item(few_ring &r, const few_args &a, int
         return;
     }
     r.expert = few_expert(a, r, r.item);
+    r.row = few_tile(a, r, r.item) * (a.p.is_gated ? 8 : TILE);
+    r.strip = (const char *)a.p.w + ((size_t)r.expert * a.n_tiles + few_tile(a, r, r.item)) *
+                                        k_mxfp4_records(a.p.n_in) * K_MXFP4_RECORD;
     r.left = 1;
     if (a.p.n_tokens > COLS_MAX)
         r.left = (few_item_of(a, r, r.item).count + COLS_MAX - 1) / COLS_MAX;
@@ -166,11 +187,10 @@ static __device__ inline void few_load(few_ring &r, const CUtensorMap *map, cons
         char *to = r.boxes + stage * few_box_bytes<FORMAT>();
 
         if constexpr (FORMAT == EXPERTS_MXFP4) {
-            few_copy_records(to, a, r.expert, r.item % a.n_tiles, r.box, &r.full[stage]);
+            few_copy_records(to, a, r, &r.full[stage]);
         } else {
             barrier_expect(&r.full[stage], few_box_bytes<FORMAT>());
-            few_copy_box(to, map, r.box * few_box_elems<FORMAT>(),
-                         r.item % a.n_tiles * (a.p.is_gated ? 8 : TILE), r.expert, &r.full[stage]);
+            few_copy_box(to, map, r.box * few_box_elems<FORMAT>(), r.row, r.expert, &r.full[stage]);
         }
     }
     r.box += 2;
@@ -179,7 +199,7 @@ static __device__ inline void few_load(few_ring &r, const CUtensorMap *map, cons
     r.box = warp % 2;
     if (--r.left > 0)
         return;
-    r.item += PAIRS;
+    r.item += r.pairs;
     few_begin_item(r, a, warp);
 }
 
@@ -190,7 +210,7 @@ static __device__ inline void few_next(few_ring &r, const CUtensorMap *map, cons
 {
     __syncwarp();
     few_load<FORMAT>(r, map, a, warp, r.stage);
-    if (++r.stage == DEPTH) {
+    if (++r.stage == r.depth) {
         r.stage = 0;
         r.parity ^= 1;
     }
@@ -280,24 +300,31 @@ static __device__ inline void few_box(float (&acc)[4], const few_parts<FORMAT> &
 }
 
 /* Rows of x for MXFP4: RUNS runs of 32 columns of each column, loaded that far ahead, across the
- * borders of boxes: a load from the L1 cache takes as long as a run's product. */
-template <int NT> struct few_ahead {
-    static const int RUNS = 8 / NT;
+ * borders of boxes: a load from the L1 cache takes as long as a run's product, one from shared
+ * memory less. */
+template <int NT, bool X_SHARED> struct few_ahead {
+    static const int RUNS = X_SHARED ? 2 : 8 / NT;
     uint4 x[RUNS][NT];
 };
 
 #define BOX_RUNS 8 /* of 32 columns */
 
-/* Load run `run` of a box; runs 8 .. are those of the warp's next box. */
-template <int NT>
-static __device__ inline void few_load_run(few_ahead<NT> &f, const k_bf16 *const (&x)[NT], int box,
-                                           int run, int n_in)
+/* Columns from a box of a warp to its next one. */
+#define BOX_STEP (2 * 2 * K_MXFP4_COLS)
+
+/* Load run `run` of a box; runs 8 .. are those of the warp's next box. x: the lane's elements of
+ * the box's first run; left: columns from there to the end of the row, whole runs. Addresses differ
+ * by constants, because the product has few issue slots to spare. */
+template <int NT, bool X_SHARED>
+static __device__ inline void few_load_run(few_ahead<NT, X_SHARED> &f, const k_bf16 *const (&x)[NT],
+                                           int run, int left)
 {
-    int col = (box + run / BOX_RUNS * 2) * (2 * K_MXFP4_COLS) + run % BOX_RUNS * K_MXFP4_GROUP;
+    int col = run / BOX_RUNS * BOX_STEP + run % BOX_RUNS * K_MXFP4_GROUP;
 
 #pragma unroll
     for (int i = 0; i < NT; i++)
-        f.x[run % few_ahead<NT>::RUNS][i] = few_input(x[i], col + threadIdx.x % 4 * 8, n_in);
+        f.x[run % few_ahead<NT, X_SHARED>::RUNS][i] =
+            col < left ? *(const uint4 *)(x[i] + col) : make_uint4(0, 0, 0, 0);
 }
 
 /* Multiply a run: a lane has the columns 8 q .. of it, of which the first four go with a word of
@@ -319,13 +346,12 @@ static __device__ inline void few_run(float (&acc)[NT][4], uint32_t first, uint3
 
 /* Multiply a box of MXFP4 by all columns. It ends with a whole run; past it x is 0 and w is some
  * finite number. Runs are added up in two turns, so that the chain of products is half as long. */
-template <int NT>
+template <int NT, bool X_SHARED>
 static __device__ inline void few_records(float (&acc)[NT][4], float (&odd)[NT][4],
-                                          few_ahead<NT> &f, const char *stage,
-                                          const k_bf16 *const (&x)[NT], int box, int n_in)
+                                          few_ahead<NT, X_SHARED> &f, const char *stage,
+                                          const k_bf16 *const (&x)[NT], int left)
 {
-    int n_parts =
-        min(4, (n_in - box * 2 * K_MXFP4_COLS + K_MXFP4_COLS / 2 - 1) / (K_MXFP4_COLS / 2));
+    int n_parts = min(4, (left + K_MXFP4_COLS / 2 - 1) / (K_MXFP4_COLS / 2));
 
 #pragma unroll
     for (int part = 0; part < 4; part++) {
@@ -336,11 +362,11 @@ static __device__ inline void few_records(float (&acc)[NT][4], float (&odd)[NT][
             break;
         codes = mxfp4_codes(record, part % 2);
         few_run<NT>(acc, codes.x, codes.y, mxfp4_powers(record, part % 2 * 2),
-                    f.x[2 * part % few_ahead<NT>::RUNS]);
-        few_load_run<NT>(f, x, box, 2 * part + few_ahead<NT>::RUNS, n_in);
+                    f.x[2 * part % few_ahead<NT, X_SHARED>::RUNS]);
+        few_load_run<NT, X_SHARED>(f, x, 2 * part + few_ahead<NT, X_SHARED>::RUNS, left);
         few_run<NT>(NT <= 2 ? odd : acc, codes.z, codes.w, mxfp4_powers(record, part % 2 * 2 + 1),
-                    f.x[(2 * part + 1) % few_ahead<NT>::RUNS]);
-        few_load_run<NT>(f, x, box, 2 * part + 1 + few_ahead<NT>::RUNS, n_in);
+                    f.x[(2 * part + 1) % few_ahead<NT, X_SHARED>::RUNS]);
+        few_load_run<NT, X_SHARED>(f, x, 2 * part + 1 + few_ahead<NT, X_SHARED>::RUNS, left);
     }
 }
 
@@ -384,30 +410,48 @@ static __device__ inline void few_add_halves(float (&acc)[NT][4], float *sums, i
     named_sync(1 + pair, 64); /* the next item may use sums */
 }
 
-/* Finish the outputs of n columns, which begin at place `first`. */
-template <int FORMAT, int NT>
-static __device__ inline void few_end(const struct experts_product &p, const few_item &it,
-                                      const float (&acc)[NT][4], const float (&factors)[NT][2],
-                                      int first, int n)
+/* What the end of an item needs of rows g and g + 8, requested at its beginning. */
+struct few_rows {
+    float2 scale;
+    k_bf16 bias[2]; /* widened at the end, because the first use waits */
+};
+
+template <int FORMAT>
+static __device__ inline few_rows few_rows_of(const struct experts_product &p, const few_item &it)
 {
-    int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4, rows = p.is_gated ? 8 : TILE;
-    int out = it.tile * rows + g, own = it.expert * p.rows;
+    int g = threadIdx.x % 32 / 4, own = it.expert * p.rows;
     int low = own + few_row(p, it.tile, g), high = own + few_row(p, it.tile, g + 8);
-    float2 scale = make_float2(1.0f, 1.0f), bias = make_float2(0.0f, 0.0f);
+    few_rows r = {make_float2(1.0f, 1.0f), {0, 0}};
 
     if (FORMAT == EXPERTS_BY_ROW)
-        scale = make_float2(__ldg(p.scales + low), __ldg(p.scales + high));
+        r.scale = make_float2(__ldg(p.scales + low), __ldg(p.scales + high));
     if (FORMAT == EXPERTS_MXFP4)
-        scale = make_float2(MXFP4_LARGER, MXFP4_LARGER);
-    if (p.bias != NULL)
-        bias = make_float2(load_bf16(p.bias + low), load_bf16(p.bias + high));
+        r.scale = make_float2(MXFP4_LARGER, MXFP4_LARGER);
+    if (p.bias != NULL) {
+        r.bias[0] = p.bias[low];
+        r.bias[1] = p.bias[high];
+    }
+    return r;
+}
+
+/* Finish the outputs of n columns, which begin at place `first`; in memory, or those of a tile and
+ * one column in shared memory. */
+template <int NT>
+static __device__ inline void few_end(const struct experts_product &p, const few_item &it,
+                                      const few_rows &r, const float (&acc)[NT][4],
+                                      const float (&factors)[NT][2], int first, int n, k_bf16 *tile)
+{
+    int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4, rows = p.is_gated ? 8 : TILE;
+    int out = it.tile * rows + g;
+    float2 scale = r.scale, bias = make_float2(load_bf16(&r.bias[0]), load_bf16(&r.bias[1]));
+
 #pragma unroll
     for (int i = 0; i < NT * 2; i++) {
         int col = i / 2 * 8 + q * 2 + i % 2;
         float factor = factors[i / 2][i % 2];
         float y = acc[i / 2][i % 2] * (scale.x * factor) + bias.x;
         float z = acc[i / 2][i % 2 + 2] * (scale.y * factor) + bias.y;
-        k_bf16 *to = p.out + (size_t)(first + col) * p.n_out + out;
+        k_bf16 *to = tile != NULL ? tile + g : p.out + (size_t)(first + col) * p.n_out + out;
 
         if (col >= n)
             continue;
@@ -425,20 +469,23 @@ static __device__ inline void few_end(const struct experts_product &p, const few
 
 /* --- the kernel ------------------------------------------------------------------------------- */
 
-/* The columns first .. first + n - 1 of an item's routes, at most 8 NT. */
-template <int FORMAT, int NT>
+/* The columns first .. first + n - 1 of an item's routes, at most 8 NT. X_SHARED: from is all rows
+ * of x in shared memory, else p.x. */
+template <int FORMAT, int NT, bool X_SHARED>
 static __device__ inline void few_columns(few_ring &r, const CUtensorMap *map, const few_args &a,
-                                          const few_item &it, float *sums, int first, int n)
+                                          const few_item &it, const k_bf16 *from, float *sums,
+                                          int first, int n, k_bf16 *tile)
 {
     const struct experts_product &p = a.p;
     int warp = warp_number(), g = threadIdx.x % 32 / 4;
-    int own = it.expert * p.rows;
+    int own = it.expert * p.rows, left = p.n_in - warp % 2 * 2 * K_MXFP4_COLS;
     const float *low = p.scales + (own + few_row(p, it.tile, g)) / EXPERTS_BLOCK * p.scale_cols;
     const float *high =
         p.scales + (own + few_row(p, it.tile, g + 8)) / EXPERTS_BLOCK * p.scale_cols;
+    const few_rows rows = few_rows_of<FORMAT>(p, it);
     const k_bf16 *x[NT];
     float acc[NT][4] = {}, odd[NT][4] = {}, factors[NT][2];
-    few_ahead<NT> ahead;
+    few_ahead<NT, X_SHARED> ahead;
 
 #pragma unroll
     for (int i = 0; i < NT * 2; i++)
@@ -446,11 +493,14 @@ static __device__ inline void few_columns(few_ring &r, const CUtensorMap *map, c
             experts_factor(p, first + min(i / 2 * 8 + (int)threadIdx.x % 4 * 2 + i % 2, n - 1));
 #pragma unroll
     for (int i = 0; i < NT; i++)
-        x[i] = p.x + (size_t)experts_row(p, first + min(i * 8 + g, n - 1)) * p.n_in;
+        x[i] = from + (size_t)experts_row(p, first + min(i * 8 + g, n - 1)) * p.n_in;
     if constexpr (FORMAT == EXPERTS_MXFP4) {
 #pragma unroll
-        for (int run = 0; run < few_ahead<NT>::RUNS; run++)
-            few_load_run<NT>(ahead, x, warp % 2, run, p.n_in);
+        for (int i = 0; i < NT; i++)
+            x[i] += warp % 2 * 2 * K_MXFP4_COLS + threadIdx.x % 4 * 8;
+#pragma unroll
+        for (int run = 0; run < few_ahead<NT, X_SHARED>::RUNS; run++)
+            few_load_run<NT, X_SHARED>(ahead, x, run, left);
     }
 #pragma unroll 1
     for (int box = warp % 2; box < a.n_boxes; box += 2) {
@@ -458,7 +508,11 @@ static __device__ inline void few_columns(few_ring &r, const CUtensorMap *map, c
 
         if constexpr (FORMAT == EXPERTS_MXFP4) {
             barrier_wait(&r.full[r.stage], r.parity);
-            few_records<NT>(acc, odd, ahead, stage, x, box, p.n_in);
+            few_records<NT, X_SHARED>(acc, odd, ahead, stage, x, left);
+#pragma unroll
+            for (int i = 0; i < NT; i++)
+                x[i] += BOX_STEP;
+            left -= BOX_STEP;
             few_next<FORMAT>(r, map, a, warp);
         } else {
             few_column<FORMAT> begun = few_inputs<FORMAT>(x[0], box, p.n_in);
@@ -481,62 +535,158 @@ static __device__ inline void few_columns(few_ring &r, const CUtensorMap *map, c
     }
     few_add_halves<NT>(acc, sums, warp);
     if (warp % 2 == 0)
-        few_end<FORMAT, NT>(p, it, acc, factors, first, n);
+        few_end<NT>(p, it, rows, acc, factors, first, n, tile);
 }
 
-/* All columns of an item. */
-template <int FORMAT>
+/* All columns of an item. FEW: at most 8 tokens. */
+template <int FORMAT, bool FEW, bool X_SHARED>
 static __device__ inline void few_run_item(few_ring &r, const CUtensorMap *map, const few_args &a,
-                                           const few_item &it, float *sums)
+                                           const few_item &it, const k_bf16 *from, float *sums)
 {
-    for (int done = 0; done < it.count; done += COLS_MAX) {
-        int n = min(it.count - done, COLS_MAX), first = it.start + done;
+    if constexpr (FEW) {
+        few_columns<FORMAT, 1, X_SHARED>(r, map, a, it, from, sums, it.start, it.count, NULL);
+    } else {
+        for (int done = 0; done < it.count; done += COLS_MAX) {
+            int n = min(it.count - done, COLS_MAX), first = it.start + done;
 
-        if (n <= 8)
-            few_columns<FORMAT, 1>(r, map, a, it, sums, first, n);
-        else if (n <= 16)
-            few_columns<FORMAT, 2>(r, map, a, it, sums, first, n);
-        else if (n <= 32)
-            few_columns<FORMAT, 4>(r, map, a, it, sums, first, n);
-        else
-            few_columns<FORMAT, 8>(r, map, a, it, sums, first, n);
+            if (n <= 8)
+                few_columns<FORMAT, 1, false>(r, map, a, it, from, sums, first, n, NULL);
+            else if (n <= 16)
+                few_columns<FORMAT, 2, false>(r, map, a, it, from, sums, first, n, NULL);
+            else if (n <= 32)
+                few_columns<FORMAT, 4, false>(r, map, a, it, from, sums, first, n, NULL);
+            else
+                few_columns<FORMAT, 8, false>(r, map, a, it, from, sums, first, n, NULL);
+        }
     }
 }
 
-template <int FORMAT>
-static __global__ void __launch_bounds__(THREADS, 1)
-    few_kernel(const __grid_constant__ CUtensorMap map, const __grid_constant__ few_args a)
+/* Open a warp's ring. */
+template <int FORMAT, bool FEW>
+static __device__ inline few_ring few_open_ring(few_shared<FORMAT, FEW> &s, const CUtensorMap *map)
 {
-    extern __shared__ __align__(1024) char memory[];
-    few_shared<FORMAT> &s = *(few_shared<FORMAT> *)memory;
-    int warp = warp_number(), lane = threadIdx.x % 32, n_items, first;
     few_ring r = {};
 
-    r.boxes = s.boxes[warp][0];
-    r.full = s.full[warp];
+    r.depth = few_shared<FORMAT, FEW>::DEPTH;
+    r.pairs = few_shared<FORMAT, FEW>::PAIRS;
+    r.boxes = s.boxes[warp_number()][0];
+    r.full = s.full[warp_number()];
     if (leads()) {
-        for (int i = 0; i < DEPTH; i++)
+        for (int i = 0; i < r.depth; i++)
             barrier_init(&r.full[i], 1);
         barrier_init_done();
         fence_async();
         if (FORMAT != EXPERTS_MXFP4)
-            tensor_prefetch(&map);
+            tensor_prefetch(map);
     }
     __syncwarp();
-    if (a.p.is_gated) /* else the choices are older than the previous kernel */
-        experts_wait_for_previous();
+    return r;
+}
+
+static __device__ inline void few_look_up(few_ring &r, const few_args &a)
+{
+    int lane = threadIdx.x % 32;
+
     r.seen = lane <= a.p.n_experts ? __ldcg(a.p.touched + lane) : 0;
-    n_items = __shfl_sync(~0U, r.seen, 0) * a.n_tiles;
-    first = (int)((int64_t)n_items * blockIdx.x / gridDim.x);
-    r.last = (int)((int64_t)n_items * (blockIdx.x + 1) / gridDim.x);
+    r.n_touched = __shfl_sync(~0U, r.seen, 0);
+}
+
+/* Begin the items first .. last - 1 of a block. */
+template <int FORMAT>
+static __device__ inline void few_begin(few_ring &r, const CUtensorMap *map, const few_args &a,
+                                        int first, int last)
+{
+    int warp = warp_number();
+
+    r.last = last;
     r.item = first + warp / 2;
     few_begin_item(r, a, warp);
-    for (int i = 0; i < DEPTH; i++)
-        few_load<FORMAT>(r, &map, a, warp, i);
-    if (!a.p.is_gated)
+    for (int i = 0; i < r.depth; i++)
+        few_load<FORMAT>(r, map, a, warp, i);
+}
+
+/* Copy n rows of x to shared memory, all at once, for MXFP4: it has so many instructions that loads
+ * of x from the L1 cache, which wait for each other, delay them. Other formats lose more by waiting
+ * for the copy. */
+static __device__ inline void few_copy_x(uint4 *to, const struct experts_product &p, int n)
+{
+    const k_bf16 *from = p.x;
+    int size = n * p.n_in / 8;
+
+    for (int i = threadIdx.x; i < size; i += blockDim.x)
+        experts_copy_later(to + i, from + (size_t)i * 8, true);
+    experts_copies_commit();
+}
+
+static __device__ inline void few_wait_for_x(void)
+{
+    experts_copies_wait<0>();
+    __syncthreads();
+}
+
+template <int FORMAT, bool FEW, bool X_SHARED>
+static __global__ void __launch_bounds__((few_shared<FORMAT, FEW>::THREADS), 1)
+    few_kernel(const __grid_constant__ CUtensorMap map, const __grid_constant__ few_args a)
+{
+    extern __shared__ __align__(1024) char memory[];
+    few_shared<FORMAT, FEW> &s = *(few_shared<FORMAT, FEW> *)memory;
+    const k_bf16 *from = X_SHARED ? (const k_bf16 *)s.x : a.p.x;
+    int warp = warp_number(), n_items, first;
+    few_ring r = few_open_ring<FORMAT>(s, &map);
+
+    if (a.p.is_gated) { /* else the choices are older than the previous kernel */
         experts_wait_for_previous();
-    for (int item = first + warp / 2; item < r.last; item += PAIRS)
-        few_run_item<FORMAT>(r, &map, a, few_item_of(a, r, item), s.sums[warp / 2]);
+        if (X_SHARED)
+            few_copy_x(s.x, a.p, a.p.n_tokens);
+    }
+    few_look_up(r, a);
+    n_items = r.n_touched * a.n_tiles;
+    first = (int)((int64_t)n_items * blockIdx.x / gridDim.x);
+    few_begin<FORMAT>(r, &map, a, first, (int)((int64_t)n_items * (blockIdx.x + 1) / gridDim.x));
+    if (!a.p.is_gated) {
+        experts_wait_for_previous();
+        if (X_SHARED)
+            few_copy_x(s.x, a.p, a.p.n_tokens * a.p.n_used);
+    }
+    if (X_SHARED)
+        few_wait_for_x();
+    for (int item = first + warp / 2; item < r.last; item += r.pairs)
+        few_run_item<FORMAT, FEW, X_SHARED>(r, &map, a, few_item_of(a, r, item), from,
+                                            s.sums[warp / 2]);
+}
+
+/* The second product of one token with the sum of its experts: a block has whole tiles, of each of
+ * them the items of all experts. */
+template <int FORMAT>
+static __global__ void __launch_bounds__((few_shared<FORMAT, true>::THREADS), 1)
+    few_sum_kernel(const __grid_constant__ CUtensorMap map, const __grid_constant__ few_args a,
+                   const __grid_constant__ struct experts_end end)
+{
+    extern __shared__ __align__(1024) char memory[];
+    few_shared<FORMAT, true> &s = *(few_shared<FORMAT, true> *)memory;
+    const bool X_SHARED = FORMAT == EXPERTS_MXFP4;
+    const k_bf16 *from = X_SHARED ? (const k_bf16 *)s.x : a.p.x;
+    int warp = warp_number(), first = few_sum_first(a.n_tiles, blockIdx.x);
+    int last = few_sum_first(a.n_tiles, blockIdx.x + 1);
+    few_ring r = few_open_ring<FORMAT>(s, &map);
+    few_sum_row row;
+
+    few_look_up(r, a); /* choices are older than the previous kernel */
+    few_begin<FORMAT>(r, &map, a, first * r.n_touched, last * r.n_touched);
+    row = few_sum_begin(s.results, end, first, last);
+    experts_wait_for_previous();
+    if (X_SHARED) {
+        few_copy_x(s.x, a.p, r.n_touched);
+        few_wait_for_x();
+    }
+    for (int item = first * r.n_touched + warp / 2; item < r.last; item += r.pairs) {
+        few_item it = few_item_of(a, r, item);
+
+        few_columns<FORMAT, 1, X_SHARED>(r, &map, a, it, from, s.sums[warp / 2], it.start, 1,
+                                         s.results.y[item - first * r.n_touched]);
+    }
+    __syncthreads();
+    few_sum_end(s.results, end, row, first, last, r.n_touched);
 }
 
 /* --- launching -------------------------------------------------------------------------------- */
@@ -553,30 +703,84 @@ static int few_encode_map(CUtensorMap *map, const struct experts_product *p, boo
     return encode_boxes(map, is_bytes, (void *)(uintptr_t)p->w, 4, sizes, strides, box);
 }
 
-template <int FORMAT>
-static int few_launch(const struct experts_product *p, int n_sms, k_stream stream)
+template <class... P, class... A>
+static int few_begin_launch(void (*kernel)(P...), int threads, size_t bytes, int n_sms,
+                            k_stream stream, A... args)
 {
-    const size_t bytes = sizeof(few_shared<FORMAT>);
+    if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes) !=
+        cudaSuccess)
+        return -1;
+    return experts_launch_early(kernel, dim3(n_sms), threads, bytes, stream, args...);
+}
+
+/* Bytes of shared memory with these rows of x; 0: they do not fit. */
+static size_t few_x_bytes(const struct experts_product *p)
+{
+    size_t rows = (size_t)p->n_tokens * (p->is_gated ? 1 : p->n_used);
+    size_t bytes = sizeof(few_shared<EXPERTS_MXFP4, true>) + rows * p->n_in * sizeof(k_bf16);
+
+    return p->n_tokens <= 8 && bytes <= SHARED_MAX ? bytes : 0;
+}
+
+/* end NULL: no sum. Up to 8 tokens have a kernel without the code of more columns. */
+template <int FORMAT>
+static int few_launch(const struct experts_product *p, const struct experts_end *end, int n_sms,
+                      k_stream stream)
+{
+    typedef few_shared<FORMAT, true> few;
+    typedef few_shared<FORMAT, false> more;
     const int rows = p->is_gated ? 8 : TILE, elems = few_box_elems<FORMAT>();
-    few_args a = {*p, (p->n_out + rows - 1) / rows, (p->n_in + elems - 1) / elems};
+    few_args a = {*p, (p->n_out + rows - 1) / rows, (p->n_in + elems - 1) / elems, end != NULL};
     CUtensorMap map = {};
 
-    static_assert(sizeof(few_shared<FORMAT>) <= 227 * 1024, "shared memory");
-    if ((FORMAT != EXPERTS_MXFP4 && few_encode_map(&map, p, FORMAT != EXPERTS_PLAIN) != 0) ||
-        cudaFuncSetAttribute(few_kernel<FORMAT>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             (int)bytes) != cudaSuccess)
+    static_assert(sizeof(few) <= SHARED_MAX && sizeof(more) <= SHARED_MAX, "shared memory");
+    if (FORMAT != EXPERTS_MXFP4 && few_encode_map(&map, p, FORMAT != EXPERTS_PLAIN) != 0)
         return -1;
-    return experts_launch_early(few_kernel<FORMAT>, dim3(n_sms), THREADS, bytes, stream, map, a);
+    if (end != NULL)
+        return few_begin_launch(few_sum_kernel<FORMAT>, few::THREADS,
+                                FORMAT == EXPERTS_MXFP4 ? few_x_bytes(p) : sizeof(few), n_sms,
+                                stream, map, a, *end);
+    if constexpr (FORMAT == EXPERTS_MXFP4) {
+        if (few_x_bytes(p) > 0)
+            return few_begin_launch(few_kernel<FORMAT, true, true>, few::THREADS, few_x_bytes(p),
+                                    n_sms, stream, map, a);
+    }
+    if (p->n_tokens <= 8)
+        return few_begin_launch(few_kernel<FORMAT, true, false>, few::THREADS, sizeof(few), n_sms,
+                                stream, map, a);
+    return few_begin_launch(few_kernel<FORMAT, false, false>, more::THREADS, sizeof(more), n_sms,
+                            stream, map, a);
+}
+
+static int few_choose(const struct experts_product *p, const struct experts_end *end,
+                      enum experts_format format, int n_sms, k_stream stream)
+{
+    switch (format) {
+    case EXPERTS_PLAIN: return few_launch<EXPERTS_PLAIN>(p, end, n_sms, stream);
+    case EXPERTS_BY_ROW: return few_launch<EXPERTS_BY_ROW>(p, end, n_sms, stream);
+    case EXPERTS_IN_BLOCKS: return few_launch<EXPERTS_IN_BLOCKS>(p, end, n_sms, stream);
+    case EXPERTS_MXFP4: return few_launch<EXPERTS_MXFP4>(p, end, n_sms, stream);
+    }
+    return -1;
 }
 
 int experts_few(const struct experts_product *p, enum experts_format format, int n_sms,
                 k_stream stream)
 {
-    switch (format) {
-    case EXPERTS_PLAIN: return few_launch<EXPERTS_PLAIN>(p, n_sms, stream);
-    case EXPERTS_BY_ROW: return few_launch<EXPERTS_BY_ROW>(p, n_sms, stream);
-    case EXPERTS_IN_BLOCKS: return few_launch<EXPERTS_IN_BLOCKS>(p, n_sms, stream);
-    case EXPERTS_MXFP4: return few_launch<EXPERTS_MXFP4>(p, n_sms, stream);
-    }
-    return -1;
+    return few_choose(p, NULL, format, n_sms, stream);
+}
+
+bool experts_few_sums(const struct experts_product *p, enum experts_format format, int n_sms)
+{
+    int tiles = (p->n_out / TILE + n_sms - 1) / n_sms;
+
+    return (format != EXPERTS_MXFP4 || few_x_bytes(p) > 0) && p->n_tokens == 1 &&
+           p->n_out % TILE == 0 && (format != EXPERTS_PLAIN || p->n_in % 8 == 0) &&
+           tiles <= FEW_SUM_TILES && tiles * p->n_used <= FEW_SUM_ITEMS && p->n_used <= 32;
+}
+
+int experts_few_sum(const struct experts_product *p, const struct experts_end *end,
+                    enum experts_format format, int n_sms, k_stream stream)
+{
+    return few_choose(p, end, format, n_sms, stream);
 }

@@ -16,7 +16,7 @@
  * chunks of K_MIXING_CHUNK routes, one block adds the counts up over the chunks of each expert, and
  * blocks place their chunk. The sort keeps the order of tokens (a counting sort), and no sum
  * depends on which block comes first: same input, same order. */
-#include "kernels/experts.cuh"
+#include "kernels/experts_choose.cuh"
 
 #define WARPS       K_MIXING_WARPS
 #define THREADS     (WARPS * 32)
@@ -26,18 +26,8 @@
 #define CHUNK       32   /* elements of a step */
 #define TOKENS_WIDE 64   /* of a warp that has all slices */
 #define SLICED_MAX  1024 /* tokens up to which each slice has a warp */
+#define AHEAD       4    /* chunks of a slice that a warp has requested, where tokens are few */
 #define SCAN        1024
-
-struct route_args {
-    struct k_mixing m;
-    struct k_router r;
-    const k_bf16 *x;
-    const int32_t *seq, *kv_len; /* NULL: all tokens are real */
-    struct k_half_normed norm;   /* sums NULL: x is normed */
-    int n, dim, n_own, first;
-    int slice; /* elements of a slice: whole chunks */
-    int high;  /* experts of a tile that are computed, 1 .. TILE: the others are these again */
-};
 
 /* --- logits ----------------------------------------------------------------------------------- */
 
@@ -173,6 +163,65 @@ static __device__ inline void route_add_slice(float (&acc)[NT][4], const logits_
     }
 }
 
+/* The weights of the next AHEAD chunks of a slice, where a tile has at most 8 experts: the rows g
+ * and g + 8 of a lane are one. */
+struct slice_ahead {
+    eight_weights weights[AHEAD];
+    uint4 x[AHEAD];
+};
+
+/* Weights depend on no other kernel, so they are requested before the previous one has ended. */
+static __device__ inline void route_begin_weights(slice_ahead &s, const logits_tile<1> &t,
+                                                  const route_args &a, int slice)
+{
+    int first = slice * a.slice, last = min(first + a.slice, a.dim);
+
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++) {
+        if (first + i * CHUNK < last)
+            s.weights[i] =
+                route_load_weights(t.low, first + i * CHUNK + threadIdx.x % 4 * 8, a.dim);
+    }
+}
+
+static __device__ inline void route_begin_inputs(slice_ahead &s, const logits_tile<1> &t,
+                                                 const route_args &a, int slice)
+{
+    int first = slice * a.slice, last = min(first + a.slice, a.dim);
+
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++) {
+        if (first + i * CHUNK < last)
+            s.x[i] = route_load_inputs(t.x[0], first + i * CHUNK + threadIdx.x % 4 * 8, a.dim);
+    }
+}
+
+/* acc += a slice whose first chunks are under way; in the order of route_add_slice(). */
+static __device__ inline void route_end_slice(float (&acc)[1][4], slice_ahead &s,
+                                              const logits_tile<1> &t, const route_args &a,
+                                              int slice)
+{
+    int first = slice * a.slice, last = min(first + a.slice, a.dim);
+
+#pragma unroll 1
+    for (; first < last; first += AHEAD * CHUNK) {
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            int next = first + (i + AHEAD) * CHUNK + threadIdx.x % 4 * 8;
+            eight_weights low = s.weights[i], high = low;
+            uint4 x[1] = {s.x[i]};
+
+            if (first + i * CHUNK >= last)
+                break;
+            if (first + (i + AHEAD) * CHUNK < last) {
+                s.weights[i] = route_load_weights(t.low, next, a.dim);
+                s.x[i] = route_load_inputs(t.x[0], next, a.dim);
+            }
+            route_add_chunk<1>(acc, low, high, x);
+        }
+    }
+}
+
 static __device__ inline void route_store_logit(const route_args &a, int token, int expert,
                                                 float sum, float factor)
 {
@@ -197,25 +246,46 @@ static __device__ inline float route_find_factor(const route_args &a, int token)
     return rsqrtf(sum / (float)a.dim + a.norm.eps);
 }
 
-/* Logits of some experts and 8 tokens by a block with a warp for each slice. sums: shared memory
- * [SLICES][TILE][8]. */
+/* 1 / root of the mean squares of 8 tokens from `token` on, by the first 8 warps. */
+static __device__ inline void route_find_factors(float *factors, const route_args &a, int token)
+{
+    int warp = threadIdx.x / 32;
+    float factor;
+
+    if (warp >= 8)
+        return;
+    factor = route_find_factor(a, token + warp);
+    if (threadIdx.x % 32 != 0)
+        return;
+    factors[warp] = factor;
+    if (blockIdx.x == 0 && a.norm.sums != NULL && token + warp < a.n)
+        a.m.inverse[token + warp] = factor;
+}
+
+/* Logits of some experts and 8 tokens by a block with a warp for each slice, after the previous
+ * kernel. FEW: a tile has at most 8 experts. sums: shared memory [SLICES][TILE][8]. */
+template <bool FEW>
 static __device__ inline void route_make_logits(const route_args &a, int expert, int token,
                                                 float *sums)
 {
     int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
+    const logits_tile<1> tile = route_tile_of<1>(a, expert, token);
     float acc[1][4] = {}, sum = 0.0f;
     __shared__ float factors[8];
 
-    if (warp < 8) {
-        float factor = route_find_factor(a, token + warp);
+    if constexpr (FEW) {
+        slice_ahead ahead;
 
-        if (threadIdx.x % 32 == 0)
-            factors[warp] = factor;
-        if (threadIdx.x % 32 == 0 && blockIdx.x == 0 && a.norm.sums != NULL && token + warp < a.n)
-            a.m.inverse[token + warp] = factor;
+        route_begin_weights(ahead, tile, a, warp);
+        experts_wait_for_previous();
+        route_begin_inputs(ahead, tile, a, warp);
+        route_find_factors(factors, a, token);
+        route_end_slice(acc, ahead, tile, a, warp);
+    } else {
+        route_find_factors(factors, a, token);
+        if (warp * a.slice < a.dim)
+            route_add_slice<1>(acc, tile, a, warp);
     }
-    if (warp * a.slice < a.dim)
-        route_add_slice<1>(acc, route_tile_of<1>(a, expert, token), a, warp);
 #pragma unroll
     for (int i = 0; i < 4; i++)
         sums[(warp * TILE + g + i / 2 * 8) * 8 + q * 2 + i % 2] = acc[0][i];
@@ -227,197 +297,6 @@ static __device__ inline void route_make_logits(const route_args &a, int expert,
         sum += sums[i * TILE * 8 + threadIdx.x];
     route_store_logit(a, token + (int)threadIdx.x % 8, expert + (int)threadIdx.x / 8, sum,
                       factors[threadIdx.x % 8]);
-}
-
-/* --- choices ---------------------------------------------------------------------------------- */
-
-/* A number as a key of the same order: NaN is 1, less than all numbers; 0 is free for "taken". */
-static __device__ inline uint32_t route_key_of(float x)
-{
-    uint32_t bits = __float_as_uint(x + 0.0f); /* -0 becomes 0 */
-
-    if (x != x)
-        return 1;
-    return (bits & 0x80000000U) != 0 ? ~bits : bits | 0x80000000U;
-}
-
-/* The number of a key; NaN's is -infinity. */
-static __device__ inline float route_number_of(uint32_t key)
-{
-    if (key <= 1)
-        return -INFINITY;
-    return __uint_as_float((key & 0x80000000U) != 0 ? key & 0x7fffffffU : ~key);
-}
-
-static __device__ inline float route_warp_sum(float x)
-{
-    for (int apart = 16; apart > 0; apart /= 2)
-        x += __shfl_xor_sync(~0U, x, apart);
-    return x;
-}
-
-static __device__ inline float route_warp_max(float x)
-{
-    for (int apart = 16; apart > 0; apart /= 2)
-        x = fmaxf(x, __shfl_xor_sync(~0U, x, apart));
-    return x;
-}
-
-/* The index of the largest of keys [n] in shared memory; the lowest among equals. */
-static __device__ inline int route_warp_largest(const uint32_t *keys, int n)
-{
-    uint32_t best = 0, all, idx = ~0U;
-
-    for (int i = threadIdx.x % 32; i < n; i += 32) {
-        if (keys[i] > best || idx == ~0U) {
-            best = keys[i];
-            idx = (uint32_t)i;
-        }
-    }
-    all = __reduce_max_sync(~0U, best);
-    return (int)__reduce_min_sync(~0U, idx != ~0U && best == all ? idx : ~0U);
-}
-
-/* Take the experts of groups that do not take part out of the keys. Lane g has group g. */
-static __device__ inline void route_close_groups(uint32_t *keys, const struct k_router &r)
-{
-    int size = r.n_experts / r.n_groups, lane = threadIdx.x % 32;
-    uint32_t first = 0, second = 0, open = 0, own = 0;
-
-    if (lane < r.n_groups) {
-        for (int i = 0; i < size; i++) {
-            uint32_t key = keys[lane * size + i];
-
-            second = key > first ? first : key > second ? key : second;
-            first = key > first ? key : first;
-        }
-        own = route_key_of(r.group_best > 1 && size > 1
-                               ? route_number_of(first) + route_number_of(second)
-                               : route_number_of(first));
-    }
-    for (int i = 0; i < r.n_groups_used; i++) {
-        uint32_t best = __reduce_max_sync(~0U, (open >> lane & 1) != 0 ? 0 : own);
-        uint32_t group = __reduce_min_sync(
-            ~0U, own == best && (open >> lane & 1) == 0 && lane < r.n_groups ? lane : 31U);
-
-        open |= 1U << group;
-    }
-    __syncwarp();
-    for (int i = lane; i < r.n_experts; i += 32) {
-        if ((open >> (i / size) & 1) == 0)
-            keys[i] = 0;
-    }
-    __syncwarp();
-}
-
-/* K_SCORE_MIXER: the weight of the largest logit that is not taken. */
-static __device__ inline float route_mixer_weight(const float *logits, const uint32_t *keys,
-                                                  const struct k_router &r, float top)
-{
-    float sum = 0.0f;
-
-    for (int i = threadIdx.x % 32; i < r.n_experts; i += 32) {
-        float x = logits[i], apart = (top - x) / fmaxf(fabsf(x), top);
-
-        if (keys[i] != 0 && !(apart > 2.0f * r.spread))
-            sum += expf(x - top);
-    }
-    return 1.0f / route_warp_sum(sum);
-}
-
-/* The largest logit and the sum of softmax' exponentials, for K_SCORE_SOFTMAX. */
-static __device__ inline float2 route_find_softmax(const float *logits, int n)
-{
-    float top = -INFINITY, sum = 0.0f;
-
-    for (int i = threadIdx.x % 32; i < n; i += 32)
-        top = fmaxf(top, logits[i]);
-    top = route_warp_max(top);
-    for (int i = threadIdx.x % 32; i < n; i += 32)
-        sum += expf(logits[i] - top);
-    return make_float2(top, route_warp_sum(sum));
-}
-
-static __device__ inline float route_score_of(float logit, enum k_scoring scoring, float2 softmax)
-{
-    switch (scoring) {
-    case K_SCORE_SOFTMAX: return expf(logit - softmax.x) / softmax.y;
-    case K_SCORE_SIGMOID: return 1.0f / (1.0f + expf(-logit));
-    case K_SCORE_TOP:
-    case K_SCORE_MIXER: break;
-    }
-    return logit;
-}
-
-/* Weights from the scores of the chosen experts; lane s has slot s, whose expert is id. */
-static __device__ inline float route_weigh(float score, int id, const struct k_router &r)
-{
-    bool mine = (int)(threadIdx.x % 32) < r.n_used;
-    float top, sum;
-
-    if (r.scoring == K_SCORE_TOP) {
-        top = route_warp_max(mine ? score : -INFINITY);
-        score = expf(score - top);
-        score /= route_warp_sum(mine ? score : 0.0f);
-    }
-    sum = route_warp_sum(mine ? score : 0.0f);
-    if (r.renorms)
-        score /= fmaxf(sum, r.least);
-    score *= r.scale;
-    return r.scales != NULL && mine ? score * r.scales[id] : score;
-}
-
-/* One token, by a warp; returns the expert of slot `lane`, or -1. keys, logits: shared memory of
- * n_experts words each, because each slot looks at all of them again. */
-static __device__ int route_choose(const route_args &a, int token, uint32_t *keys, float *logits)
-{
-    const struct k_router &r = a.r;
-    const float *from = a.m.logits + (size_t)token * r.n_experts;
-    int lane = threadIdx.x % 32, id = -1;
-    float2 softmax = make_float2(0.0f, 1.0f);
-    float score = 0.0f;
-    bool is_padding = a.seq != NULL && a.kv_len[a.seq[token]] == 0;
-
-    for (int i = lane; i < r.n_experts; i += 32)
-        logits[i] = __ldcg(from + i);
-    __syncwarp();
-    if (r.scoring == K_SCORE_SOFTMAX)
-        softmax = route_find_softmax(logits, r.n_experts);
-    for (int i = lane; i < r.n_experts; i += 32)
-        keys[i] = route_key_of(route_score_of(logits[i], r.scoring, softmax) +
-                               (r.bias != NULL ? r.bias[i] : 0.0f));
-    __syncwarp();
-    if (r.n_groups > 1)
-        route_close_groups(keys, r);
-    for (int slot = 0; slot < r.n_used; slot++) {
-        int best = route_warp_largest(keys, r.n_experts);
-        float logit = logits[best], own;
-
-        own = r.scoring == K_SCORE_MIXER ? route_mixer_weight(logits, keys, r, logit)
-                                         : route_score_of(logit, r.scoring, softmax);
-        if (lane == slot) {
-            id = best;
-            score = own;
-        }
-        __syncwarp();
-        if (lane == 0)
-            keys[best] = 0;
-        __syncwarp();
-    }
-    score = route_weigh(score, id, r);
-    if (lane < r.n_used) {
-        a.m.routes.ids[(size_t)token * r.n_used + lane] = is_padding ? -1 : id;
-        a.m.routes.weights[(size_t)token * r.n_used + lane] = score;
-    }
-    return is_padding ? -1 : id;
-}
-
-/* A warp's part of shared memory: keys, then logits. */
-static __device__ inline int route_choose_in(const route_args &a, int token, uint32_t *shared)
-{
-    uint32_t *keys = shared + threadIdx.x / 32 * 2 * a.r.n_experts;
-
-    return route_choose(a, token, keys, (float *)(keys + a.r.n_experts));
 }
 
 /* --- few tokens: the rest of the launch ------------------------------------------------------- */
@@ -547,6 +426,7 @@ static __device__ void route_sort_one(const route_args &a, int id)
     for (int i = 0; i <= a.n_own; i += 32) {
         int start = 0;
 
+#pragma unroll 8
         for (int slot = 0; slot < a.r.n_used; slot++)
             start += __shfl_sync(~0U, e, slot) < i + lane;
         if (i + lane <= a.n_own)
@@ -560,45 +440,39 @@ static __device__ inline bool route_is_last_block(uint32_t *done, unsigned n)
 {
     __shared__ bool is_last;
 
-    __threadfence();
     __syncthreads();
-    if (threadIdx.x == 0) {
+    if (threadIdx.x == 0) { /* fences of one thread, because the barriers order the others */
+        __threadfence();
         is_last = atomicAdd(done, 1U) == n - 1;
         if (is_last)
             *done = 0;
+        __threadfence();
     }
     __syncthreads();
-    __threadfence();
     return is_last;
 }
 
 /* Block x has some experts, block y some tokens. */
 static __global__ void __launch_bounds__(FEW_THREADS) route_kernel(route_args a)
 {
-    /* Shared memory: sums [SLICES][TILE][8]; in their place keys and logits [WARPS][2][n_choices];
-     * then starts and the table of route_sort_few(). */
+    /* Shared memory: sums [SLICES][TILE][8]; in their place keys [WARPS][n_choices]; then starts and
+     * the table of route_sort_few(). */
     extern __shared__ __align__(16) uint32_t shared[];
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, expert = blockIdx.x * a.high;
-    int token = blockIdx.y * WARPS, n_routes = a.n * a.r.n_used;
+    int warp = threadIdx.x / 32, token = blockIdx.y * WARPS, n_routes = a.n * a.r.n_used;
+    /* lengths are older than the previous kernel */
+    bool is_padding = warp < WARPS && route_is_padding(a, token + warp);
 
     static_assert(K_MIXING_WARPS == 8, "a warp for each token of a tile");
-    for (int i = lane; i < a.high * 4; i += 32) { /* weights depend on no other kernel */
-        int at = warp * a.slice + i % 4 * 32;
-
-        if (expert + i / 4 < a.r.n_experts && at < a.dim)
-            experts_fetch_line(a.r.w + (size_t)(expert + i / 4) * a.dim + at);
-    }
-    experts_wait_for_previous();
-    route_make_logits(a, expert, token, (float *)shared);
+    route_make_logits<true>(a, blockIdx.x * a.high, token, (float *)shared);
     if (!route_is_last_block(a.m.done + 1 + blockIdx.y, gridDim.x))
         return;
     if (a.n == 1) {
         if (warp == 0)
-            route_sort_one(a, route_choose_in(a, 0, shared));
+            route_sort_one(a, route_choose_in(a, 0, is_padding, shared));
         return;
     }
     if (warp < WARPS && token + warp < a.n)
-        (void)route_choose_in(a, token + warp, shared);
+        (void)route_choose_in(a, token + warp, is_padding, shared);
     if (gridDim.y > 1 && !route_is_last_block(a.m.done, gridDim.y))
         return;
     __threadfence_block();
@@ -612,7 +486,7 @@ static __global__ void __launch_bounds__(FEW_THREADS) sliced_logits_kernel(route
 {
     __shared__ float sums[SLICES * TILE * 8];
 
-    route_make_logits(a, blockIdx.x * a.high, blockIdx.y * 8, sums);
+    route_make_logits<false>(a, blockIdx.x * a.high, blockIdx.y * 8, sums);
 }
 
 /* A warp has 16 experts and TOKENS_WIDE tokens; n_tiles warps of a block have the same tokens. */
@@ -648,7 +522,7 @@ static __global__ void __launch_bounds__(THREADS) choose_kernel(route_args a)
     int token = blockIdx.x * WARPS + threadIdx.x / 32;
 
     if (token < a.n)
-        (void)route_choose_in(a, token, shared);
+        (void)route_choose_in(a, token, route_is_padding(a, token), shared);
 }
 
 /* Count the routes of a chunk. */
@@ -763,7 +637,7 @@ static __global__ void __launch_bounds__(K_MIXING_CHUNK) place_kernel(route_args
 /* Words of shared memory for the choices of a block's warps. */
 static size_t route_choice_words(const route_args &a)
 {
-    return (size_t)WARPS * 2 * a.r.n_experts;
+    return (size_t)WARPS * a.r.n_experts;
 }
 
 /* More than 48 KB of shared memory must be asked for. */
@@ -784,7 +658,7 @@ static int route_few(route_args &a, k_stream stream)
     size_t sorting = (size_t)a.n_own + 1 + ((n_routes + 31) / 32 * a.n_own + 1) / 2;
     size_t words = route_choice_words(a);
 
-    a.high = a.n <= WARPS ? 2 : TILE;
+    a.high = a.n <= WARPS ? 2 : TILE / 2;
     words = words > sorting ? words : sorting;
     words = words > logits ? words : logits;
     if (route_allow_shared(route_kernel, words * sizeof(uint32_t)) != 0)

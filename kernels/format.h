@@ -23,7 +23,9 @@
  * scales, an exponent: 2^(e - 127). K_E2M1 is a float of 4 bits, of which a byte has two, the low
  * half first. The types after it are blocks of GGUF files: elements that are stored together with
  * scales of their own (ref_blocks()). Those of 32 elements come first, then those of 256. K_INT4 is
- * codes of 4 bits in records with their scales and zeros (packed.h). */
+ * codes of 4 bits in records with their scales and zeros (packed.h), K_FLOAT4 e2m1 in records with
+ * scales of K_E5M3: a byte without sign, (8 + its lower 3 bits) * 2^(its upper 5 - 34), at most
+ * 1.875 and never 0. */
 enum k_type {
     K_BF16,
     K_E4M3,
@@ -46,6 +48,8 @@ enum k_type {
     K_IQ4_XS,
     K_F16, /* of scales only */
     K_INT4,
+    K_FLOAT4,
+    K_E5M3, /* of scales in records only */
 };
 
 /* The elements of a matrix [n_out][n_in] and the numbers that go with them:
@@ -54,7 +58,9 @@ enum k_type {
  *
  * Scales have the shape [ceil(n_out / group_rows)][k_format_scale_cols()], and so have zeros. All
  * fields zero is the plain format: bf16 and nothing else. In records scales and zeros have no
- * arrays of their own, group_rows is 0, and a zero that is not stored is 8. */
+ * arrays of their own, group_rows is 0, and a zero that is not stored is 8; but with K_FLOAT4 the
+ * array of scales has a float32 for each row, by which all of it is multiplied besides, and
+ * group_rows is 1. */
 struct k_format {
     enum k_type elem;
     enum k_type scale; /* type of scales and zeros; unused without scales */
@@ -98,6 +104,14 @@ K_BOTH struct k_format k_format_packed(enum k_type scale, int group, bool has_ze
     return format;
 }
 
+/* Floats of 4 bits in records, with a scale for each 16 or 32 columns of a row, and one a row. */
+K_BOTH struct k_format k_format_float4(int group)
+{
+    struct k_format format = {K_FLOAT4, K_E5M3, 1, group, false, false, false};
+
+    return format;
+}
+
 /* One float32 scale per group of rows x cols. */
 K_BOTH struct k_format k_format_in_groups(enum k_type elem, int rows, int cols)
 {
@@ -130,9 +144,9 @@ K_BOTH int k_type_block(enum k_type type)
 {
     if (type == K_E2M1)
         return 2;
-    if (type == K_INT4)
+    if (type == K_INT4 || type == K_FLOAT4)
         return 128; /* the columns of a record */
-    return type < K_Q4_0 || type == K_F16 ? 1 : type < K_Q2_K ? 32 : 256;
+    return type < K_Q4_0 || type == K_F16 || type == K_E5M3 ? 1 : type < K_Q2_K ? 32 : 256;
 }
 
 /* Bytes of a block, with its scales. */
@@ -144,9 +158,11 @@ K_BOTH int k_type_block_bytes(enum k_type type)
     case K_F32:
     case K_BF16_KEPT:
     case K_E8M0:
-    case K_F16: break;
+    case K_F16:
+    case K_E5M3: break;
     case K_E2M1: return 1;
-    case K_INT4: return 64; /* and scales, which depend on the format */
+    case K_INT4:
+    case K_FLOAT4: return 64; /* and scales, which depend on the format */
     case K_Q4_0: return 18;
     case K_Q4_1: return 20;
     case K_Q5_0: return 22;
@@ -199,15 +215,18 @@ K_BOTH bool k_format_is_mxfp4(const struct k_format *f)
 /* Codes in records (packed.h), with a scale for each group of a row. */
 K_BOTH bool k_format_is_packed(const struct k_format *f)
 {
-    return f->elem == K_INT4;
+    return f->elem == K_INT4 || f->elem == K_FLOAT4;
 }
 
 /* Do rows and columns of a packed matrix fit what kernels take: whole pairs of strips of 16 rows,
  * whole records of 128 columns? */
 K_BOTH bool k_format_fits(const struct k_format *f, int n_out, int n_in)
 {
-    return (f->group_cols == 32 || f->group_cols == 64 || f->group_cols == 128) &&
-           n_out % 32 == 0 && n_in % 128 == 0 && n_in <= K_PACKED_IN_MAX;
+    bool has_group =
+        f->group_cols == 32 ||
+        (f->elem == K_INT4 ? f->group_cols == 64 || f->group_cols == 128 : f->group_cols == 16);
+
+    return has_group && n_out % 32 == 0 && n_in % 128 == 0 && n_in <= K_PACKED_IN_MAX;
 }
 
 /* Products with this format read their input rounded to the elements' type (struct k_quantised). */
@@ -235,7 +254,9 @@ K_BOTH bool k_format_is_like(const struct k_format *a, const struct k_format *b)
  * a strip's. */
 K_BOTH size_t k_format_row_bytes(const struct k_format *f, int n_in)
 {
-    int in_records = f->has_zeros ? 3 : 2; /* bytes of a group's scale and zero */
+    int in_records = f->elem == K_FLOAT4 ? 1
+                     : f->has_zeros      ? 3
+                                         : 2; /* bytes of a group's scale and zero */
 
     if (k_format_is_packed(f))
         return (size_t)(n_in / 128) * (size_t)(64 + 128 / f->group_cols * in_records);
@@ -249,6 +270,8 @@ K_BOTH int k_format_scale_rows(const struct k_format *f, int n_out)
 
 K_BOTH int k_format_scale_cols(const struct k_format *f, int n_in)
 {
+    if (k_format_is_packed(f)) /* the others are in records */
+        return 1;
     return f->group_cols > 0 ? K_SCALE_COLS(n_in, f->group_cols) : 1;
 }
 

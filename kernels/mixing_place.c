@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The layout of the work memory of experts: on the host, because devices count it without a GPU. */
-#include "kernels/kernels.h"
+#include "kernels/mixing.h"
 
 #define ALIGN 256
 

@@ -7,6 +7,7 @@
  * four words. */
 #include "kernels/common.cuh"
 #include "kernels/mxfp4.h"
+#include "kernels/packed.h"
 #include "kernels/rng.h"
 
 #define THREADS 256
@@ -23,7 +24,7 @@ struct arrange_args {
     int n_in;
 };
 
-/* Four codes of rows g and g + 8, as a word of a fragment. */
+/* Four codes of rows g and g + 8, as a word of a fragment whose bits are spread (packed.h). */
 static __device__ inline uint32_t mxfp4_weave(uint32_t low, uint32_t high)
 {
     uint32_t word = 0;
@@ -34,7 +35,7 @@ static __device__ inline uint32_t mxfp4_weave(uint32_t low, uint32_t high)
 
         word |= (low >> 4 * i & 15) << to | (high >> 4 * i & 15) << (to + 4);
     }
-    return word;
+    return k_float4_spread(word);
 }
 
 /* Eight codes of a row; zeros past its end, and of a row that there is not. */
@@ -70,7 +71,9 @@ static __global__ void __launch_bounds__(THREADS) arrange_kernel(arrange_args a)
         int row = k_mxfp4_row(&a.rows, blockIdx.x, i % 16), group = i / 16, n = a.n_in / 32;
 
         strip[(size_t)(i / 64) * K_MXFP4_RECORD + K_MXFP4_CODES + i % 64] =
-            row >= 0 && group < n ? a.exponents[(size_t)row * n + group] : 0;
+            row >= 0 && group < n
+                ? min(a.exponents[(size_t)row * n + group], (uint8_t)K_MXFP4_EXPONENT_MAX)
+                : 0;
     }
 }
 

@@ -5,7 +5,7 @@
  * An e2m1 whose bits are shifted to the sign, the lower exponent bits and the upper mantissa bit of
  * a bfloat16 is the value times 2^-126, also where it is subnormal. One multiplication with a power
  * of two makes it the weight times 2^-MXFP4_SHIFT, which is exact for exponents of 59 .. 192
- * (scales of 2^-68 .. 2^65); larger ones count as 192. Sums are multiplied by 2^MXFP4_SHIFT at the
+ * (scales of 2^-68 .. 2^65); larger ones are 192 in a record. Sums are multiplied by 2^MXFP4_SHIFT at the
  * end. Without it scales above 2 would need a power of two that bfloat16 does not have. */
 #ifndef QUIRE_KERNELS_MXFP4_CUH
 #define QUIRE_KERNELS_MXFP4_CUH
@@ -19,7 +19,7 @@
 /* 2^(e - 1 - MXFP4_SHIFT) in both halves. */
 static __device__ __forceinline__ uint32_t mxfp4_power(uint32_t e)
 {
-    return min(e, 192U) * 0x00800080U + (126 - MXFP4_SHIFT) * 0x00800080U;
+    return e * 0x00800080U + (126 - MXFP4_SHIFT) * 0x00800080U;
 }
 
 /* Two of bfloat16 times two others. */
@@ -37,16 +37,27 @@ static __device__ __forceinline__ uint32_t mxfp4_times(uint32_t x, uint32_t y)
 #endif
 }
 
+/* A word of codes (k_float4_spread()) as four of bfloat16, times 2^-126: nine instructions for eight
+ * weights. */
+static __device__ __forceinline__ void float4_widen(uint32_t (&two)[4], uint32_t codes)
+{
+    const uint32_t mask = 0x81c081c0U;
+
+    two[0] = codes << 6 & mask;
+    two[1] = codes << 2 & mask;
+    two[2] = __funnelshift_r(codes, codes, 4) & mask;
+    two[3] = (codes & 0x81808180U) | (codes >> 8 & 0x00400040U);
+}
+
 /* A word of codes as the operand of a product of 16 x 16: register r has row g + 8 (r % 2). */
 static __device__ __forceinline__ void mxfp4_operand(uint32_t (&a)[4], uint32_t codes, uint32_t low,
                                                      uint32_t high)
 {
-    const uint32_t sign = 0x80008000U, rest = 0x01c001c0U;
-
-    a[0] = mxfp4_times((codes << 12 & sign) | (codes << 6 & rest), low);
-    a[1] = mxfp4_times((codes << 8 & sign) | (codes << 2 & rest), high);
-    a[2] = mxfp4_times((codes << 4 & sign) | (codes >> 2 & rest), low);
-    a[3] = mxfp4_times((codes & sign) | (codes >> 6 & rest), high);
+    float4_widen(a, codes);
+    a[0] = mxfp4_times(a[0], low);
+    a[1] = mxfp4_times(a[1], high);
+    a[2] = mxfp4_times(a[2], low);
+    a[3] = mxfp4_times(a[3], high);
 }
 
 /* A lane's codes of 64 columns of a record, its first or second part: a word for each 16. */

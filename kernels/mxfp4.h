@@ -2,7 +2,7 @@
  *
  * The arrangement of the matrices of experts whose elements are floats of 4 bits (e2m1), with an
  * exponent for each 32 columns of a row (k_format_mxfp4()): that of packed.h with 4 bits, groups of
- * 32, scales of one byte and no zeros.
+ * 32, scales of one byte and no zeros, whose words of codes are spread as those of floats are.
  *
  *   expert -> strips of 16 rows -> records of 16 rows x 128 columns: 1024 bytes of codes, then
  *   exponents [4 groups][16 rows]
@@ -18,6 +18,9 @@
 #define K_MXFP4_RECORD 1088 /* bytes */
 #define K_MXFP4_CODES  1024 /* of them: codes; exponents follow */
 #define K_MXFP4_COLS   128  /* of a record */
+
+/* The largest exponent in a record; larger ones of a file become this one (mxfp4.cuh). */
+#define K_MXFP4_EXPONENT_MAX 192
 
 /* The rows of the matrices of several experts. */
 struct k_mxfp4_rows {

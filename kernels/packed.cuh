@@ -7,6 +7,7 @@
 #include <cuda_fp16.h>
 
 #include "kernels/common.cuh"
+#include "kernels/mxfp4.cuh"
 #include "kernels/packed.h"
 
 #define PACKED_CODE_BYTES 1024 /* of a record of 4-bit codes */
@@ -16,6 +17,7 @@ struct packed_shape {
     int n_in, n_records; /* of a row */
     int record_bytes, group;
     bool has_zeros, is_half; /* scales are float16 */
+    bool is_float;           /* codes are e2m1 */
 };
 
 static inline struct packed_shape packed_shape_of(const struct k_matrix *w)
@@ -29,6 +31,7 @@ static inline struct packed_shape packed_shape_of(const struct k_matrix *w)
     s.group = packing.group;
     s.has_zeros = w->format.has_zeros;
     s.is_half = w->format.scale == K_F16;
+    s.is_float = packing.is_float;
     return s;
 }
 
@@ -36,11 +39,15 @@ static inline struct packed_shape packed_shape_of(const struct k_matrix *w)
  * instruction; from plain C the compiler makes two. */
 static __device__ __forceinline__ uint32_t packed_two(uint32_t codes)
 {
+#ifdef gridDim /* played on the host */
+    return (codes & 0x000f000fU) | 0x43004300U;
+#else
     uint32_t two, magic;
 
     asm("mov.b32 %0, 0x43004300;" : "=r"(magic));
     asm("lop3.b32 %0, %1, 0x000f000f, %2, 0xea;" : "=r"(two) : "r"(codes), "r"(magic));
     return two;
+#endif
 }
 
 /* The numbers of a group of columns, for rows g and g + 8 of a strip. */
@@ -68,6 +75,43 @@ static __device__ inline struct packed_numbers packed_numbers_of(const char *rec
         numbers.zero[1] = (float)zeros[8];
     }
     return numbers;
+}
+
+/* --- floats ----------------------------------------------------------------------------------- */
+
+/* The bits of an e2m1 at the sign, the lower exponent bits and the upper mantissa bit of a bfloat16
+ * are its value times 2^-126 (mxfp4.cuh). A scale of e5m3 whose bits are shifted and added to
+ * exponent FLOAT_SCALE is 2^126 times what it means, so one multiplication makes the weight, which
+ * has at most six significant bits: exact. */
+#define FLOAT_SCALE 0x6f006f00U /* the exponent 222, twice */
+
+/* The scales of rows g and g + 8, in the halves of a word. bytes: of two groups, as the record has
+ * them; pick: the selector of the group's two bytes. */
+#define FLOAT_PICK(group) ((group) % 2 == 0 ? 0x4140U : 0x4342U)
+
+static __device__ __forceinline__ uint32_t packed_float_scales(uint32_t bytes, uint32_t pick)
+{
+    return __byte_perm(bytes, 0, pick) * 16 + FLOAT_SCALE;
+}
+
+/* A word of codes as the operand of a product of 16 x 16: register r has row g + 8 (r % 2).
+ * scales: of packed_float_scales(); the multiplications read one half twice, which is part of the
+ * instruction if it is written like this. */
+static __device__ __forceinline__ void packed_float_operand(uint32_t (&a)[4], uint32_t codes,
+                                                            uint32_t scales)
+{
+    uint32_t low = (scales & 0xffffU) * 0x00010001U, high = (scales >> 16) * 0x00010001U;
+
+#if __CUDA_ARCH__ >= 900
+    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %2; mov.b32 %0, {l, l}; mov.b32 %1, {h, h}; }"
+        : "=r"(low), "=r"(high)
+        : "r"(scales));
+#endif
+    float4_widen(a, codes);
+    a[0] = mxfp4_times(a[0], low);
+    a[1] = mxfp4_times(a[1], high);
+    a[2] = mxfp4_times(a[2], low);
+    a[3] = mxfp4_times(a[3], high);
 }
 
 #endif

@@ -19,7 +19,11 @@
  *
  * Thus fragments 0 and 1 are columns 0..31 and fragments 2 and 3 are columns 32..63: scales of
  * groups of 32 columns and more can be applied to sums. Scales and zeros are
- * [128 / group][16 rows]; their bits are kept, whatever they mean. */
+ * [128 / group][16 rows]; their bits are kept, whatever they mean.
+ *
+ * Floats (e2m1) have their bits spread over the 32 of a fragment's word, so that a shift by a
+ * constant and a mask make a register of bfloat16 (k_float4_spread()), and scales of a byte in the
+ * order [8][128 / group][2] of rows g and g + 8, so that a lane reads all of its own at once. */
 #ifndef QUIRE_KERNELS_PACKED_H
 #define QUIRE_KERNELS_PACKED_H
 
@@ -42,15 +46,39 @@ struct k_packing {
     int scale_bytes; /* of a scale: 1 or 2 */
     int zero_bytes;  /* of a zero point or minimum: 0 (there are none), 1 or 2 */
     bool in_order;   /* columns of a lane: see above */
+    bool is_float;   /* codes are e2m1: 4 bits, in_order, scale_bytes 1, zero_bytes 0 */
 };
 
-/* The records of a packed format (k_format_is_packed()): 4 bits, scales of 2 bytes, zeros of 1, in
- * order. */
+/* The records of a packed format (k_format_is_packed()): 4 bits, scales of 2 bytes, or 1 of floats,
+ * zeros of 1, in order. */
 K_BOTH struct k_packing k_packing_of(const struct k_format *f)
 {
-    struct k_packing packing = {4, f->group_cols, 2, f->has_zeros ? 1 : 0, true};
+    bool is_float = f->elem == K_FLOAT4;
+    struct k_packing packing = {4,    f->group_cols, is_float ? 1 : 2, f->has_zeros ? 1 : 0,
+                                true, is_float};
 
     return packing;
+}
+
+/* Eight codes of e2m1, the registers' one after another from bit 0 on in each half of the word, as
+ * records have them. In a half register 0 has its sign in bit 9 and the other bits from 0 on;
+ * register 1 in bit 13 and from 4 on; register 2 in bit 3 of the other half and from 10 on;
+ * register 3 in bits 15, 8, 7 and 14. */
+K_BOTH uint32_t k_float4_spread(uint32_t w)
+{
+    uint32_t second = w & 0x08000800U;
+
+    return (w & 0x80008000U) | (w & 0x00770077U) | (w & 0x00880088U) << 6 | (w & 0x07000700U) << 2 |
+           second << 8 | second >> 24 | (w & 0x10001000U) << 2 | (w & 0x60006000U) >> 6;
+}
+
+/* The inverse. */
+K_BOTH uint32_t k_float4_gather(uint32_t w)
+{
+    uint32_t second = w & 0x00080008U;
+
+    return (w & 0x80008000U) | (w & 0x00770077U) | (w >> 6 & 0x00880088U) | (w >> 2 & 0x07000700U) |
+           second >> 8 | second << 24 | (w >> 2 & 0x10001000U) | (w & 0x01800180U) << 6;
 }
 
 /* Whether rows of n_in columns can be packed: they are whole records, and all sizes are known. */

@@ -72,6 +72,51 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
+/* The same of floats, whose rows have scales. */
+static __global__ void __launch_bounds__(THREADS)
+    dequantise_floats_kernel(k_bf16 *out, const char *w, const float *rows, struct packed_shape s,
+                             size_t n_records)
+{
+    size_t record = ((size_t)blockIdx.x * THREADS + threadIdx.x) / 32;
+    int lane = threadIdx.x % 32, groups = K_PACKED_COLS / s.group;
+    size_t row = record / s.n_records * K_PACKED_ROWS + lane / 4;
+    const char *from = w + record * s.record_bytes;
+    const uint32_t *scales = (const uint32_t *)(from + PACKED_CODE_BYTES + lane / 4 * 2 * groups);
+    k_bf16 *to = out + row * s.n_in + record % s.n_records * K_PACKED_COLS + lane % 4 * 8;
+
+    if (record >= n_records)
+        return;
+#pragma unroll
+    for (int quarter = 0; quarter < 4; quarter++) {
+        uint2 codes = *(const uint2 *)(from + quarter / 2 * 512 + lane * 16 + quarter % 2 * 8);
+        uint32_t a[2][4]; /* of 16 columns each */
+
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            int group = (quarter * 2 + i) * groups / 8;
+
+            packed_float_operand(a[i], i == 0 ? codes.x : codes.y,
+                                 packed_float_scales(scales[group / 2], FLOAT_PICK(group)));
+        }
+#pragma unroll
+        for (int below = 0; below < 2; below++) {
+            float scale = rows[row + 8 * below];
+            uint32_t words[4];
+
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                uint32_t two = a[i / 2][i % 2 * 2 + below];
+
+                words[i] = pack_bf16(__uint_as_float(two << 16) * scale,
+                                     __uint_as_float(two & 0xffff0000U) * scale);
+            }
+            packed_turn_four(words);
+            *(uint4 *)(to + (size_t)(8 * below) * s.n_in + quarter * 32) =
+                make_uint4(words[0], words[1], words[2], words[3]);
+        }
+    }
+}
+
 int k_dequantise(k_bf16 *out, const struct k_matrix *w, int first, int n, k_stream stream)
 {
     const struct packed_shape s = packed_shape_of(w);
@@ -80,6 +125,9 @@ int k_dequantise(k_bf16 *out, const struct k_matrix *w, int first, int n, k_stre
     size_t n_records = (size_t)(n / K_PACKED_ROWS) * (size_t)s.n_records;
     unsigned blocks = (unsigned)((n_records * 32 + THREADS - 1) / THREADS);
 
+    if (s.is_float)
+        return K_LAUNCH(dequantise_floats_kernel, blocks, THREADS, 0, stream, out, from,
+                        (const float *)w->scales + first, s, n_records);
     return K_LAUNCH(dequantise_kernel, blocks, THREADS, 0, stream, out, from, s, n_records);
 }
 
@@ -89,7 +137,7 @@ static __global__ void fill_records_kernel(uint32_t *out, size_t n_words, struct
 {
     size_t step = (size_t)gridDim.x * blockDim.x;
     int words = s.record_bytes / 4, scales_at = PACKED_CODE_BYTES / 4;
-    int zeros_at = scales_at + K_PACKED_COLS / s.group * 8;
+    int zeros_at = s.is_float ? words : scales_at + K_PACKED_COLS / s.group * 8;
 
     for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n_words; i += step) {
         int at = (int)(i % (size_t)words);
@@ -100,14 +148,28 @@ static __global__ void fill_records_kernel(uint32_t *out, size_t n_words, struct
     }
 }
 
+/* The largest scale of e5m3 up to a positive number. */
+static uint32_t packed_e5m3_of(float scale)
+{
+    uint32_t best = 0;
+
+    for (uint32_t byte = 1; byte < 256; byte++) {
+        if (ldexpf((float)(8 + byte % 8), (int)(byte / 8) - 34) <= scale)
+            best = byte;
+    }
+    return best;
+}
+
 int k_fill_random_packed(const struct k_matrix *w, float deviation, uint64_t seed, k_stream stream)
 {
     const struct packed_shape s = packed_shape_of(w);
-    /* the deviation of codes 0 .. 15 */
-    float scale = deviation / 4.6f;
+    /* the deviation of codes 0 .. 15, and of floats */
+    float scale = deviation / (s.is_float ? 2.9f : 4.6f);
     __half narrow = __float2half(scale);
     __nv_bfloat16 brain = __float2bfloat16(scale);
-    uint32_t bits = s.is_half ? *(const uint16_t *)&narrow : *(const uint16_t *)&brain;
+    uint32_t bits = s.is_half    ? *(const uint16_t *)&narrow
+                    : s.is_float ? packed_e5m3_of(scale) * 0x0101U
+                                 : *(const uint16_t *)&brain;
     size_t n_words =
         (size_t)(w->n_out / K_PACKED_ROWS) * (size_t)s.n_records * (size_t)(s.record_bytes / 4);
 

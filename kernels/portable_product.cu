@@ -27,12 +27,12 @@
 #define COLS_MAX  16 /* rows of x at a time */
 #define COLS_BF16 16 /* cuBLASLt is faster for more rows of x with a plain matrix */
 
-enum gemv_format { GEMV_PLAIN, GEMV_BY_ROW, GEMV_IN_BLOCKS, GEMV_PACKED };
+enum gemv_format { GEMV_PLAIN, GEMV_BY_ROW, GEMV_IN_BLOCKS, GEMV_PACKED, GEMV_FLOATS };
 
 struct gemv_args {
     k_product p; /* p.w is not read */
     const char *w;
-    const float *scales;      /* of e4m3 */
+    const float *scales;      /* of e4m3, and of rows of floats in records */
     int n_out, n_in, n, half; /* half: rows of w up to the ups; n_out if there are none */
     int scale_cols;
     struct packed_shape packed;
@@ -218,7 +218,30 @@ static __device__ inline void gemv_add_record(float (&acc)[NT][4], const uint4 (
     }
 }
 
-template <int NT, int T>
+/* The same of floats. */
+template <int NT>
+static __device__ inline void gemv_add_floats(float (&acc)[NT][4], const uint4 (&codes)[2],
+                                              const char *record, int at, const gemv_args &a)
+{
+    int groups = K_PACKED_COLS / a.packed.group;
+    const uint32_t *scales =
+        (const uint32_t *)(record + PACKED_CODE_BYTES + threadIdx.x % 32 / 4 * 2 * groups);
+
+#pragma unroll
+    for (int step = 0; step < 8; step++) { /* of 16 columns */
+        int group = step * groups / 8;
+        uint32_t x[NT][2], w[4];
+
+        gemv_load_step<NT>(x, a, at + step * 16);
+        packed_float_operand(w, portable_word(codes[step / 4], step % 4),
+                             packed_float_scales(__ldg(scales + group / 2), FLOAT_PICK(group)));
+#pragma unroll
+        for (int i = 0; i < NT; i++)
+            portable_multiply<false>(acc[i], w[0], w[1], w[2], w[3], x[i][0], x[i][1]);
+    }
+}
+
+template <int NT, int T, bool IS_FLOAT>
 static __device__ inline void gemv_sum_packed(float (&acc)[T][NT][4], const gemv_args &a)
 {
     const int depth = 4 / T;
@@ -244,11 +267,16 @@ static __device__ inline void gemv_sum_packed(float (&acc)[T][NT][4], const gemv
 #pragma unroll
         for (int i = 0; i < depth * T; i++) {
             int record = first + i / T * WARPS;
+            const char *from = strips[i % T] + (size_t)record * a.packed.record_bytes;
 
-            if (record < a.packed.n_records)
-                gemv_add_record<NT>(acc[i % T], codes[i / T][i % T],
-                                    strips[i % T] + (size_t)record * a.packed.record_bytes,
-                                    record * K_PACKED_COLS, a);
+            if (record >= a.packed.n_records)
+                continue;
+            if constexpr (IS_FLOAT)
+                gemv_add_floats<NT>(acc[i % T], codes[i / T][i % T], from, record * K_PACKED_COLS,
+                                    a);
+            else
+                gemv_add_record<NT>(acc[i % T], codes[i / T][i % T], from, record * K_PACKED_COLS,
+                                    a);
         }
     }
 }
@@ -282,8 +310,8 @@ static __global__ void __launch_bounds__(THREADS, 2)
     end_fetch_squares(squares, warp, a);
     if constexpr (FORMAT == GEMV_PLAIN)
         gemv_sum_plain<NT, T>(acc, a);
-    else if constexpr (FORMAT == GEMV_PACKED)
-        gemv_sum_packed<NT, T>(acc, a);
+    else if constexpr (FORMAT == GEMV_PACKED || FORMAT == GEMV_FLOATS)
+        gemv_sum_packed<NT, T, FORMAT == GEMV_FLOATS>(acc, a);
     else
         gemv_sum_codes<FORMAT, NT, T>(acc, a);
 #pragma unroll
@@ -298,7 +326,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
         sum += sums[i][o.place][o.c];
         up += T == 2 ? sums[i][(T - 1) * TILE + o.place][o.c] : 0.0f;
     }
-    if (FORMAT == GEMV_BY_ROW && a.scales != NULL) {
+    if ((FORMAT == GEMV_BY_ROW || FORMAT == GEMV_FLOATS) && a.scales != NULL) {
         sum *= a.scales[o.row];
         up *= T == 2 ? a.scales[a.half + o.row] : 1.0f;
     }
@@ -310,7 +338,9 @@ static __global__ void __launch_bounds__(THREADS, 2)
 static int gemv_format_of(const struct k_matrix *w)
 {
     if (k_format_is_packed(&w->format))
-        return k_format_fits(&w->format, w->n_out, w->n_in) ? GEMV_PACKED : -1;
+        return !k_format_fits(&w->format, w->n_out, w->n_in) ? -1
+               : w->format.elem == K_FLOAT4                  ? GEMV_FLOATS
+                                                             : GEMV_PACKED;
     if (k_format_is_plain(&w->format))
         return w->n_in % 8 == 0 ? GEMV_PLAIN : -1;
     if (w->n_in % 16 != 0)
@@ -356,6 +386,7 @@ static int gemv_choose_format(int format, const gemv_args &a, k_stream stream)
     case GEMV_BY_ROW: return gemv_launch<GEMV_BY_ROW>(a, stream);
     case GEMV_IN_BLOCKS: return gemv_launch<GEMV_IN_BLOCKS>(a, stream);
     case GEMV_PACKED: return gemv_launch<GEMV_PACKED>(a, stream);
+    case GEMV_FLOATS: return gemv_launch<GEMV_FLOATS>(a, stream);
     }
     return -1;
 }
@@ -393,7 +424,7 @@ int k_multiply_portable(const struct k_product *p, int n, int n_sms, k_stream st
     a.n_in = p->w->n_in;
     a.half = p->kind == K_PRODUCT_GATED ? a.n_out / 2 : a.n_out;
     a.scale_cols = k_format_scale_cols(&p->w->format, a.n_in);
-    if (format == GEMV_PACKED)
+    if (format == GEMV_PACKED || format == GEMV_FLOATS)
         a.packed = packed_shape_of(p->w);
     for (int first = 0; first < n && rc == 0; first += COLS_MAX) {
         gemv_point_rows(a, p, first);

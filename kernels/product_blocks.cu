@@ -3,13 +3,14 @@
  * Products of few rows with e4m3 that has a scale per block of 128 x 128, bound by the bytes of w,
  * with the operations around them in a decode (k_multiply() in kernels.h).
  *
- *   w --TMA--> ring of boxes (per warp) --mma--> accumulators -+  end of a tile: sums of the
+ *   w --TMA--> ring of boxes (per warp) --mma--> accumulators -+  end of some tiles: sums of the
  *   x --L1 cache--> registers ----------------^                +--> 16 warps -> epilogue -> y
  *
  * Split: a block per multiprocessor has a run of tiles of 16 rows of w; its 16 warps share the
  * columns of each: a warp has every 16th box (16 rows x 128 bytes). Each warp has a ring of its
  * own, which runs on from a tile to the next, and whose first boxes are loaded before the previous
- * kernel has ended. A box lies in one block of scales, so its sum is multiplied by one scale.
+ * kernel has ended. A box lies in one block of scales, so its sum is multiplied by one scale. Sums
+ * of several tiles meet at once (GROUP), so that each thread finishes an output.
  *
  * e4m3 becomes float16, which is exact, and x is float16 in the order of K_HALF_AT: of 16 elements
  * a lane's first 16 bytes are the pairs 0, 2, 4, 6, the others 1, 3, 5, 7. The order of the
@@ -202,9 +203,10 @@ struct blocks_output {
     k_bf16 bias, bias_up, norm; /* widened at the end, because the first use waits */
 };
 
-/* `index` counts the outputs of a tile: 16 neighbours have the rows of a column. */
+/* `index` counts the outputs of a tile: 16 neighbours have the rows of a column. last: of the
+ * block's tiles. */
 static __device__ inline blocks_output blocks_choose_output(const blocks_args &a, int tile,
-                                                            int index)
+                                                            int last, int index)
 {
     const struct k_product &p = a.p;
     bool is_gated = p.kind == K_PRODUCT_GATED;
@@ -214,7 +216,7 @@ static __device__ inline blocks_output blocks_choose_output(const blocks_args &a
     o.place = index % TILE;
     o.col = index / TILE;
     o.row = (is_gated ? tile * 8 : tile * TILE) + o.place;
-    o.mine = o.col < a.n && o.row < n_rows && !(is_gated && o.place >= 8);
+    o.mine = tile < last && o.col < a.n && o.row < n_rows && !(is_gated && o.place >= 8);
     if (!o.mine)
         return o;
     if (p.bias != NULL)
@@ -287,8 +289,10 @@ static __device__ inline void blocks_finish(const blocks_args &a, const blocks_o
 
 /* Shared memory. NT: columns, in eights. */
 template <int NT> struct blocks_shared {
+    static const int OUTPUTS = NT * 128;        /* of a tile */
+    static const int GROUP = THREADS / OUTPUTS; /* tiles */
     char boxes[WARPS][DEPTH][BOX_BYTES];
-    float sums[WARPS * NT * 128];
+    float sums[GROUP][WARPS * OUTPUTS];
     float inverse[NT * 8];
     uint64_t full[WARPS][DEPTH];
 };
@@ -301,6 +305,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     blocks_shared<NT> &s = *(blocks_shared<NT> *)memory;
     int warp = warp_number(), lane = threadIdx.x % 32;
     int first = (int)((int64_t)a.n_tiles * blockIdx.x / gridDim.x);
+    const int GROUP = blocks_shared<NT>::GROUP;
     const uint16_t *x[NT];
     float squares[SQUARES];
     blocks_ring r = {};
@@ -326,19 +331,25 @@ static __global__ void __launch_bounds__(THREADS, 1)
     asm volatile("griddepcontrol.wait;" ::: "memory");
     asm volatile("griddepcontrol.launch_dependents;");
     end_fetch_squares(squares, warp, a);
-    for (int tile = first; tile < r.last; tile++) {
-        blocks_output o = blocks_choose_output(a, tile, threadIdx.x);
-        float acc[NT][4] = {};
+    for (int base = first; base < r.last; base += GROUP) {
+        int own = (int)threadIdx.x / blocks_shared<NT>::OUTPUTS;
+        blocks_output o =
+            blocks_choose_output(a, base + own, r.last, threadIdx.x % blocks_shared<NT>::OUTPUTS);
 
-        blocks_multiply_tile<NT>(acc, r, &map, a, tile, x, warp);
+#pragma unroll 1
+        for (int k = 0; k < GROUP && base + k < r.last; k++) {
+            float acc[NT][4] = {};
+
+            blocks_multiply_tile<NT>(acc, r, &map, a, base + k, x, warp);
 #pragma unroll
-        for (int i = 0; i < NT * 4; i++)
-            s.sums[(warp * NT * 4 + i) * 32 + lane] = acc[i / 4][i % 4];
-        if (tile == first)
+            for (int i = 0; i < NT * 4; i++)
+                s.sums[k][(warp * NT * 4 + i) * 32 + lane] = acc[i / 4][i % 4];
+        }
+        if (base == first)
             end_find_inverse<WARPS>(s.inverse, squares, warp, a);
         __syncthreads();
-        blocks_finish<NT>(a, o, s.sums, s.inverse);
-        __syncthreads(); /* the next tile's sums are in the same place */
+        blocks_finish<NT>(a, o, s.sums[own], s.inverse);
+        __syncthreads(); /* the next tiles' sums are in the same place */
     }
 }
 

@@ -19,8 +19,9 @@
  * that the wait for the others is hidden.
  *
  * Codes: 128 | code is 128 + code in bfloat16, and 128 + zero is subtracted, which is exact; a sum
- * over a group of columns is multiplied by the group's scale in float32. x is read by ldmatrix; its
- * rows are padded by 16 bytes, so that no two of eight meet in a bank.
+ * over a group of columns is multiplied by the group's scale in float32. Floats are multiplied by
+ * their group's scale one by one, which is exact, and a sum by its row's at the end. x is read by
+ * ldmatrix; its rows are padded by 16 bytes, so that no two of eight meet in a bank.
  *
  * The order of sums depends on the shape and on n's bucket (packed_columns()) alone. */
 #include "kernels/packed.cuh"
@@ -59,6 +60,7 @@ struct packed_cut {
 struct packed_args {
     struct packed_cut c;
     const char *w;
+    const float *rows;                 /* scales [n_out] of floats */
     bool is_gated, has_zeros, is_half; /* scales are float16 */
     int n, n_in, n_out;
     struct k_product p;
@@ -228,9 +230,65 @@ static __device__ inline void packed_multiply_record(float (&acc)[2][NT][4],
     }
 }
 
+/* A lane's scales of a record of floats: of two groups in a word. */
+template <int GROUPS>
+static __device__ inline void packed_load_float_scales(uint32_t (&words)[GROUPS / 2],
+                                                       const char *record)
+{
+    const char *at = record + PACKED_CODE_BYTES + threadIdx.x % 32 / 4 * 2 * GROUPS;
+
+    if constexpr (GROUPS == 8) {
+        uint4 four = *(const uint4 *)at;
+
+        words[0] = four.x, words[1] = four.y, words[2] = four.z, words[3] = four.w;
+    } else {
+        uint2 two = *(const uint2 *)at;
+
+        words[0] = two.x, words[1] = two.y;
+    }
+}
+
+/* packed_multiply_record() of floats. */
+template <int NT, int GROUPS>
+static __device__ inline void packed_multiply_floats(float (&acc)[2][NT][4],
+                                                     const char *const (&w)[2],
+                                                     const uint32_t (&x)[NT], int x_at)
+{
+    int lane = threadIdx.x % 32;
+    uint32_t words[4][NT][4], scales[2][GROUPS / 2];
+    float part[2][NT][4] = {};
+    uint4 codes[2][2];
+
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        codes[i / 2][i % 2] = *(const uint4 *)(w[i / 2] + i % 2 * 512 + lane * 16);
+    packed_load_float_scales<GROUPS>(scales[0], w[0]);
+    packed_load_float_scales<GROUPS>(scales[1], w[1]);
+#pragma unroll
+    for (int i = 0; i < 4 * NT; i++)
+        packed_load_matrices(words[i / NT][i % NT], x[i % NT] + (uint32_t)(x_at + i / NT * 64));
+#pragma unroll
+    for (int i = 0; i < 16; i++) { /* 16 columns of one strip */
+        const int step = i / 2, strip = i % 2, group = step * GROUPS / 8;
+        const uint4 &tile = codes[strip][step / 4];
+        float(&to)[NT][4] = step % 2 == 0 ? acc[strip] : part[strip];
+        uint32_t a[4];
+
+        packed_float_operand(a, ((const uint32_t *)&tile)[step % 4],
+                             packed_float_scales(scales[strip][group / 2], FLOAT_PICK(group)));
+#pragma unroll
+        for (int t = 0; t < NT; t++)
+            packed_multiply_free(to[t], a[0], a[1], a[2], a[3], words[step / 2][t][step % 2 * 2],
+                                 words[step / 2][t][step % 2 * 2 + 1]);
+    }
+#pragma unroll
+    for (int i = 0; i < 2 * NT * 4; i++)
+        acc[i / (NT * 4)][i / 4 % NT][i % 4] += part[i / (NT * 4)][i / 4 % NT][i % 4];
+}
+
 /* The warp's sums of a unit. x: a lane's addresses of each eight rows, from the CTA's first
  * record. */
-template <int NT, int GROUPS>
+template <int NT, int GROUPS, bool IS_FLOAT>
 static __device__ inline void packed_multiply_unit(float (&acc)[2][NT][4], record_ring &r,
                                                    const uint32_t (&x)[NT], int first_of_x,
                                                    const packed_args &a)
@@ -246,7 +304,11 @@ static __device__ inline void packed_multiply_unit(float (&acc)[2][NT][4], recor
         for (int i = 0; i < a.c.run && record + i < r.end_record; i++, at += a.c.record_bytes) {
             const char *const strips[2] = {at, at + apart};
 
-            packed_multiply_record<NT, GROUPS>(acc, strips, x, (record + i - first_of_x) * 256, a);
+            if constexpr (IS_FLOAT)
+                packed_multiply_floats<NT, GROUPS>(acc, strips, x, (record + i - first_of_x) * 256);
+            else
+                packed_multiply_record<NT, GROUPS>(acc, strips, x, (record + i - first_of_x) * 256,
+                                                   a);
         }
         __syncwarp();
         packed_load_next(r, a, r.stage);
@@ -292,13 +354,20 @@ struct pass_end {
     int per_pass;  /* units */
 };
 
+/* An output, and its rows' scales. */
+struct scaled_output {
+    output o;
+    float scale, scale_up;
+};
+
 /* A thread's i-th output of a pass; the cluster's CTAs share them. Sixteen lanes have the rows of a
  * strip. */
-static __device__ inline output packed_choose_output(const packed_args &a, const pass_end &e,
-                                                     int base, int last, int i)
+static __device__ inline scaled_output packed_choose_output(const packed_args &a, const pass_end &e,
+                                                            int base, int last, int i)
 {
     int index = ((i << a.c.split_bits) + (int)e.rank) * THREADS + (int)threadIdx.x;
-    output o = {};
+    scaled_output own = {{}, 1.0f, 1.0f};
+    output &o = own.o;
 
     o.place = index & ((1 << e.pass_bits) - 1);
     o.c = index >> e.pass_bits;
@@ -306,7 +375,11 @@ static __device__ inline output packed_choose_output(const packed_args &a, const
     o.mine = o.c < a.n && base + (o.place >> e.unit_bits) < last;
     if (o.mine)
         end_fetch_output(o, a.p, a.n_out);
-    return o;
+    if (o.mine && a.rows != NULL) {
+        own.scale = a.rows[o.row];
+        own.scale_up = a.rows[a.is_gated ? o.row + a.n_out / 2 : o.row];
+    }
+    return own;
 }
 
 static __device__ inline float packed_load_remote(const float *p, int rank)
@@ -342,23 +415,25 @@ static __device__ inline float packed_sum_parts(const packed_args &a, const floa
 }
 
 static __device__ inline void packed_finish(const packed_args &a, const targets &to,
-                                            const pass_end &e, const float *sums, const output &o)
+                                            const pass_end &e, const float *sums,
+                                            const scaled_output &own)
 {
+    const output &o = own.o;
     int slot = o.place >> e.unit_bits, row = o.place & ((1 << e.unit_bits) - 1);
     float sum, up = 0.0f;
 
     if (!o.mine)
         return;
-    sum = packed_sum_parts(a, sums, slot, row / 16, o.c, row % 16);
+    sum = packed_sum_parts(a, sums, slot, row / 16, o.c, row % 16) * own.scale;
     if (to.kind == K_PRODUCT_GATED)
-        up = packed_sum_parts(a, sums, slot, 1, o.c, row);
+        up = packed_sum_parts(a, sums, slot, 1, o.c, row) * own.scale_up;
     end_write_output(to, o, sum, up, e.inverse[o.c]);
 }
 
 /* All outputs of a pass; the thread's first is prefetched. */
 static __device__ inline void packed_end_pass(const packed_args &a, const targets &to,
-                                              const pass_end &e, const output &first, int base,
-                                              int last, int pass)
+                                              const pass_end &e, const scaled_output &first,
+                                              int base, int last, int pass)
 {
     const float *sums = e.sums + (pass & 1) * e.buffer;
     int per_turn = THREADS << a.c.split_bits, n = a.n << e.pass_bits;
@@ -440,9 +515,9 @@ static __device__ inline record_ring packed_open_ring(const packed_args &a, char
     return r;
 }
 
-/* NT: columns, in eights; GROUPS: of a record. Shared memory: rings, x, sums, inverse norms,
- * barriers. */
-template <int NT, int GROUPS>
+/* NT: columns, in eights; GROUPS: of a record; IS_FLOAT: codes are e2m1. Shared memory: rings, x,
+ * sums, inverse norms, barriers. */
+template <int NT, int GROUPS, bool IS_FLOAT>
 static __global__ void __launch_bounds__(THREADS, 1)
     packed_kernel(const __grid_constant__ packed_args a)
 {
@@ -463,7 +538,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     targets to = end_targets_of(a.p, a.n_out);
     uint32_t x[NT];
     float squares[SQUARES];
-    output done = {};
+    scaled_output done = {};
 
     e.inverse = inverse;
     e.rank = rank;
@@ -480,11 +555,11 @@ static __global__ void __launch_bounds__(THREADS, 1)
     asm volatile("cp.async.wait_all;" ::: "memory");
     __syncthreads();
     for (base = begin; base < last; base += e.per_pass, pass++) {
-        output next = packed_choose_output(a, e, base, last, 0);
+        scaled_output next = packed_choose_output(a, e, base, last, 0);
         float acc[2][NT][4] = {};
 
         if (base + (warp >> a.c.warps_bits) < last)
-            packed_multiply_unit<NT, GROUPS>(acc, r, x, first, a);
+            packed_multiply_unit<NT, GROUPS, IS_FLOAT>(acc, r, x, first, a);
         if (pass == 0)
             end_find_inverse<WARPS>(inverse, squares, warp, a);
         else
@@ -602,13 +677,14 @@ int product_packed_bucket(int n)
     return packed_columns(n);
 }
 
-template <int NT, int GROUPS> static int packed_launch(const packed_args &a, k_stream stream)
+template <int NT, int GROUPS, bool IS_FLOAT>
+static int packed_launch(const packed_args &a, k_stream stream)
 {
     cudaLaunchAttribute attributes[2] = {};
     cudaLaunchConfig_t config = {};
 
-    if (cudaFuncSetAttribute(packed_kernel<NT, GROUPS>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             SMEM_MAX) != cudaSuccess)
+    if (cudaFuncSetAttribute(packed_kernel<NT, GROUPS, IS_FLOAT>,
+                             cudaFuncAttributeMaxDynamicSharedMemorySize, SMEM_MAX) != cudaSuccess)
         return -1;
     attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[0].val.programmaticStreamSerializationAllowed = 1;
@@ -620,15 +696,20 @@ template <int NT, int GROUPS> static int packed_launch(const packed_args &a, k_s
     config.stream = stream;
     config.attrs = attributes;
     config.numAttrs = a.c.n_split > 1 ? 2 : 1;
-    return cudaLaunchKernelEx(&config, packed_kernel<NT, GROUPS>, a) == cudaSuccess ? 0 : -1;
+    return cudaLaunchKernelEx(&config, packed_kernel<NT, GROUPS, IS_FLOAT>, a) == cudaSuccess ? 0
+                                                                                              : -1;
 }
 
-template <int NT> static int packed_launch_group(const packed_args &a, int group, k_stream stream)
+template <int NT>
+static int packed_launch_group(const packed_args &a, const struct k_format *f, k_stream stream)
 {
-    switch (group) {
-    case 32: return packed_launch<NT, 4>(a, stream);
-    case 64: return packed_launch<NT, 2>(a, stream);
-    default: return packed_launch<NT, 1>(a, stream);
+    if (f->elem == K_FLOAT4)
+        return f->group_cols == 16 ? packed_launch<NT, 8, true>(a, stream)
+                                   : packed_launch<NT, 4, true>(a, stream);
+    switch (f->group_cols) {
+    case 32: return packed_launch<NT, 4, false>(a, stream);
+    case 64: return packed_launch<NT, 2, false>(a, stream);
+    default: return packed_launch<NT, 1, false>(a, stream);
     }
 }
 
@@ -664,13 +745,14 @@ static int packed_run(const struct k_product *p, const struct packed_cut *cut, i
     args.c = *cut;
     args.p = *p;
     args.w = (const char *)p->w->data;
+    args.rows = p->w->format.elem == K_FLOAT4 ? (const float *)p->w->scales : NULL;
     args.n = n;
     args.n_in = p->w->n_in;
     args.n_out = p->w->n_out;
     args.is_gated = p->kind == K_PRODUCT_GATED;
     args.has_zeros = p->w->format.has_zeros;
     args.is_half = p->w->format.scale == K_F16;
-    return packed_launch_group<1>(args, p->w->format.group_cols, stream);
+    return packed_launch_group<1>(args, &p->w->format, stream);
 }
 
 int product_packed(const struct k_product *p, int n, int n_sms, k_stream stream)

@@ -69,7 +69,9 @@ static float number(enum k_type type, const void *from, size_t i)
         memcpy(&half, bytes + 2 * i, 2);
         value = (float)half;
         break;
-    case K_INT4: break; /* dequantise_records() */
+    case K_INT4:
+    case K_FLOAT4: break; /* dequantise_records() */
+    case K_E5M3: value = ldexpf((float)(8 + bytes[i] % 8), bytes[i] / 8 - 34); break;
     }
     return value;
 }
@@ -100,12 +102,15 @@ static void dequantise_blocks(float *out, const struct k_matrix *w, int first, i
                (size_t)n * (size_t)per_row);
 }
 
+static const float e2m1_values[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
+                                      -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
+
 /* Columns first .. first + 127 of a row of records: strips are unpacked record by record. */
 static void dequantise_record(float *out, const struct k_format *format, const uint8_t *record,
                               int row)
 {
     const struct k_packing packing = k_packing_of(format);
-    uint8_t codes[K_PACKED_ROWS * K_PACKED_COLS], scales[K_PACKED_ROWS * 4 * 2];
+    uint8_t codes[K_PACKED_ROWS * K_PACKED_COLS], scales[K_PACKED_ROWS * 8];
     uint8_t zeros[K_PACKED_ROWS * 4];
     const struct k_unpacked to = {codes, scales, zeros};
     int groups = K_PACKED_COLS / packing.group;
@@ -113,10 +118,12 @@ static void dequantise_record(float *out, const struct k_format *format, const u
     k_unpack_strip(&to, &packing, record, K_PACKED_ROWS, K_PACKED_COLS);
     for (int col = 0; col < K_PACKED_COLS; col++) {
         size_t group = (size_t)(row * groups + col / packing.group);
-        int zero = format->has_zeros ? zeros[group] : 8;
+        int zero = format->has_zeros ? zeros[group] : 8, code = codes[row * K_PACKED_COLS + col];
+        float value = (float)(code - zero);
 
-        out[col] =
-            (float)(codes[row * K_PACKED_COLS + col] - zero) * number(format->scale, scales, group);
+        if (packing.is_float)
+            value = e2m1_values[code];
+        out[col] = value * number(format->scale, scales, group);
     }
 }
 
@@ -130,9 +137,13 @@ static void dequantise_records(float *out, const struct k_matrix *w, int first, 
         const uint8_t *strip =
             (const uint8_t *)w->data + (size_t)(row / K_PACKED_ROWS) * strip_bytes;
 
-        for (int col = 0; col < w->n_in; col += K_PACKED_COLS, out += K_PACKED_COLS)
-            dequantise_record(out, &w->format, strip + (size_t)(col / K_PACKED_COLS) * record_bytes,
+        for (int col = 0; col < w->n_in; col += K_PACKED_COLS)
+            dequantise_record(out + col, &w->format,
+                              strip + (size_t)(col / K_PACKED_COLS) * record_bytes,
                               row % K_PACKED_ROWS);
+        for (int col = 0; col < w->n_in && w->format.group_rows > 0; col++)
+            out[col] *= ((const float *)w->scales)[row];
+        out += w->n_in;
     }
 }
 

@@ -108,7 +108,7 @@ static __device__ inline void wide_let_next_begin(void)
 /* Before the previous launch has ended: initialise the barriers, and load the first stages of w.
  * Each warp does some of the stages, because an initialisation takes 30 cycles and a copy 100, and
  * nothing is read until then. */
-template <int MB, bool CODES>
+template <int MB, wide_form FORM>
 static __device__ inline void wide_begin_stages(char *shared, const barriers &bars,
                                                 const CUtensorMap *map, const work &k,
                                                 const wide_args &a, int warp)
@@ -125,7 +125,7 @@ static __device__ inline void wide_begin_stages(char *shared, const barriers &ba
         __syncwarp();
         if (leads()) {
             if (i < cut.first_stages) {
-                if (CODES) {
+                if (WIDE_RECORDS(FORM)) {
                     codes_load_strips(shared + i * cut.stage_bytes, a.codes,
                                       wide_block_row<MB, false>(k.tile, i % MB, cut),
                                       k.first + i / MB * cut.box, cut, &bars.full[i]);
@@ -175,7 +175,7 @@ static __device__ inline product_cut wide_steady_cut(const product_cut &of)
 
 /* By one lane: load all blocks of this CTA after the first stages, with a stage of x before each
  * step of w. Returns the stage that would be loaded next. */
-template <int MB, bool TAILS, bool CODES>
+template <int MB, bool TAILS, wide_form FORM>
 static __device__ ring_stage wide_load_all(char *shared, const barriers &bars,
                                            const CUtensorMap *w_map, const CUtensorMap *tail_map,
                                            const CUtensorMap *x_map, const work &k,
@@ -197,7 +197,7 @@ static __device__ ring_stage wide_load_all(char *shared, const barriers &bars,
             bool tail = TAILS && w.tile >= c.n_whole;
 
             barrier_wait(&bars.empty[to.at], to.parity);
-            if (CODES) {
+            if (WIDE_RECORDS(FORM)) {
                 codes_load_strips(shared + to.at * c.stage_bytes, codes,
                                   wide_block_row<MB, TAILS>(w.tile, block, c), w.slab, c,
                                   &bars.full[to.at]);
@@ -391,7 +391,7 @@ static __device__ inline uint32_t wide_lane_at(const product_cut &c)
 
 /* The mainloop over a tile: acc gets this warpgroup's sums. With one block it takes every second
  * stage, with several every second block. */
-template <int N, int MB, bool FP8, bool CODES>
+template <int N, int MB, wide_form FORM>
 static __device__ __forceinline__ void wide_multiply_tile(
     float (&acc)[RING_OWN_BLOCKS(MB)][SUMS(N)][N / 2], const rings &r, ring_stage &from,
     ring_stage &x_from, uint32_t lane, int group, const code_form &form)
@@ -422,10 +422,10 @@ static __device__ __forceinline__ void wide_multiply_tile(
             wide_pass_stages(r, from, ring_n_before(MB, group));
             w = r.stages + (uint32_t)from.at * r.stage_bytes;
             barrier_wait(r.full + from.at * 8, from.parity);
-            if constexpr (CODES)
-                codes_multiply<N>(acc[block], w + lane, x, n_slabs, r.slab * 16, r.x_slab, r.x_rows,
-                                  form);
-            else if constexpr (FP8)
+            if constexpr (WIDE_RECORDS(FORM))
+                codes_multiply<N, FORM == WIDE_FLOATS>(acc[block], w + lane, x, n_slabs,
+                                                       r.slab * 16, r.x_slab, r.x_rows, form);
+            else if constexpr (FORM == WIDE_E4M3)
                 wide_multiply_e4m3<N>(acc[block], w + lane, x, n_slabs, r);
             else
                 wide_multiply_bf16<N>(acc[block], w / 16, x, n_slabs, r);
@@ -535,39 +535,41 @@ static __device__ inline void wide_join_consumers(const cta &own, int tile)
 }
 
 /* A tile of one block: mainloop and epilogue. */
-template <int N, int KIND, bool FP8, bool CODES>
+template <int N, int KIND, wide_form FORM>
 static __device__ inline void wide_work_block(const cta &own, const wide_args &a, const facts &t,
                                               int tile, int group, places &at)
 {
     float acc[1][SUMS(N)][N / 2];
     share s = end_share_of<N>(a, t, own.shared, tile, own.rank, own.warp);
-    first_patches<N> early = end_begin_patches<N, KIND, FP8>(t, s, own.warp, own.warp / DEALT(N));
+    first_patches<N> early =
+        end_begin_patches<N, KIND, WIDE_SCALED(FORM)>(t, s, own.warp, own.warp / DEALT(N));
 
-    wide_multiply_tile<N, 1, FP8, CODES>(acc, at.r, at.w, at.x, at.lane, group, at.form);
+    wide_multiply_tile<N, 1, FORM>(acc, at.r, at.w, at.x, at.lane, group, at.form);
     wide_join_consumers(own, tile);
-    end_block<N, KIND, FP8>(acc[0][0], t, s, early, own.warp, own.rank, at.x_sums);
+    end_block<N, KIND, WIDE_SCALED(FORM)>(acc[0][0], t, s, early, own.warp, own.rank, at.x_sums);
 }
 
 /* A tile of several blocks: mainloop and epilogue. */
-template <int N, int MB, int KIND, bool FP8, bool CODES>
+template <int N, int MB, int KIND, wide_form FORM>
 static __device__ inline void wide_work_blocks(const cta &own, const wide_args &a, const facts &t,
                                                int tile, int group, places &at)
 {
     const int OWN = RING_OWN_BLOCKS(MB);
     const product_cut &cut = a.c;
     outputs o = end_outputs_of(a, tile, own.rank);
-    float acc[OWN][SUMS(N)][N / 2], scale = FP8 ? end_scale_of(a, tile, threadIdx.x) : 1.0f;
+    float acc[OWN][SUMS(N)][N / 2],
+        scale = WIDE_SCALED(FORM) ? end_scale_of(a, tile, threadIdx.x) : 1.0f;
     fetched f[TOGETHER(N)];
     gate_reads gates;
 
     if (KIND == K_PRODUCT_GATED && MB == 4)
-        gates = end_read_gate<FP8>(a, tile, group);
+        gates = end_read_gate<WIDE_SCALED(FORM)>(a, tile, group);
     if (KIND == K_PRODUCT_RESIDUAL)
         end_fetch_first<N>(f, a, o);
-    wide_multiply_tile<N, MB, FP8, CODES>(acc, at.r, at.w, at.x, at.lane, group, at.form);
+    wide_multiply_tile<N, MB, FORM>(acc, at.r, at.w, at.x, at.lane, group, at.form);
     wide_join_consumers(own, tile);
     if (KIND == K_PRODUCT_FLOAT && t.n_split == 1) {
-        end_write_floats<N, MB, OWN, FP8>(acc, t, tile, group);
+        end_write_floats<N, MB, OWN, WIDE_SCALED(FORM)>(acc, t, tile, group);
         return;
     }
     if constexpr (KIND == K_PRODUCT_GATED && MB == 4) {
@@ -580,7 +582,7 @@ static __device__ inline void wide_work_blocks(const cta &own, const wide_args &
             return;
         }
     }
-    if (FP8)
+    if (WIDE_SCALED(FORM))
         own.scales[threadIdx.x] = scale;
     for (int first = 0; first < a.n; first += cut.round) {
         end_store_sums<N, MB, OWN>(t.red + group * cut.block_rows, acc, first, cut.round,
@@ -589,9 +591,9 @@ static __device__ inline void wide_work_blocks(const cta &own, const wide_args &
             cluster_sync();
         else
             named_sync(2, WORKERS);
-        end_finish<N, KIND, FP8>(t.red + own.rank * o.own, a, t, t.inverse,
-                                 own.scales + own.rank * o.own, o, cut.n_split > 1, first,
-                                 min(first + cut.round, a.n), f);
+        end_finish<N, KIND, WIDE_SCALED(FORM)>(t.red + own.rank * o.own, a, t, t.inverse,
+                                               own.scales + own.rank * o.own, o, cut.n_split > 1,
+                                               first, min(first + cut.round, a.n), f);
         if (cut.n_split == 1)
             named_sync(2, WORKERS);
     }
@@ -599,13 +601,13 @@ static __device__ inline void wide_work_blocks(const cta &own, const wide_args &
 
 /* The producer warp: one lane loads all stages. Then, in a pair, the other CTA may write its sums
  * to the stage that would be loaded next. */
-template <int MB, int KIND, bool CODES>
+template <int MB, int KIND, wide_form FORM>
 static __device__ __forceinline__ void wide_produce(const cta &own, const wide_args &a,
                                                     const CUtensorMap *w_map,
                                                     const CUtensorMap *tail_map,
                                                     const CUtensorMap *x_map)
 {
-    constexpr bool TAILS = MB != 1 && KIND == K_PRODUCT_FLOAT && !CODES;
+    constexpr bool TAILS = MB != 1 && KIND == K_PRODUCT_FLOAT && !WIDE_RECORDS(FORM);
     const product_cut &c = a.c;
     ring_stage next = {};
     char *stages = steady_shared(own.shared);
@@ -617,7 +619,7 @@ static __device__ __forceinline__ void wide_produce(const cta &own, const wide_a
 
     if (leads())
         next =
-            wide_load_all<MB, TAILS, CODES>(stages, bars, w_map, tail_map, x_map, k, a.codes, cut);
+            wide_load_all<MB, TAILS, FORM>(stages, bars, w_map, tail_map, x_map, k, a.codes, cut);
     __syncwarp();
     if (c.n_split > 1)
         cluster_wait();
@@ -638,9 +640,8 @@ static __device__ __forceinline__ void wide_help(const cta &own, const wide_args
     named_arrive(1, THREADS - 32);
 }
 
-/* N: columns computed; MB: blocks per tile; KIND: of product; FP8: w is e4m3, x float16;
- * CODES: w is packed. */
-template <int N, int MB, int KIND, bool FP8, bool CODES>
+/* N: columns computed; MB: blocks per tile; KIND: of product; FORM: of w. */
+template <int N, int MB, int KIND, wide_form FORM>
 static __global__ void __launch_bounds__(THREADS, 1)
     wide_kernel(const __grid_constant__ CUtensorMap w_map,
                 const __grid_constant__ CUtensorMap x_map,
@@ -662,12 +663,12 @@ static __global__ void __launch_bounds__(THREADS, 1)
     int warp = own.warp;
     bool pushes = MB == 1 && cut.n_split > 1;
 
-    if (!CODES && warp == THREADS / 32 - 1 && leads())
+    if (!WIDE_RECORDS(FORM) && warp == THREADS / 32 - 1 && leads())
         tensor_prefetch(&w_map);
     own.k.tile = blockIdx.x >> (cut.n_split - 1); /* 1 or 2 */
     own.k.first = own.rank * cut.n_slabs >> (cut.n_split - 1);
     own.k.last = (own.rank + 1) * cut.n_slabs >> (cut.n_split - 1);
-    wide_begin_stages<MB, CODES>(shared, own.bars, &w_map, own.k, a, warp);
+    wide_begin_stages<MB, FORM>(shared, own.bars, &w_map, own.k, a, warp);
     if (pushes && warp == THREADS / 32 - 1 && leads()) {
         barrier_init(own.x.ready, 1);
         barrier_init(own.x.met, 1);
@@ -679,29 +680,29 @@ static __global__ void __launch_bounds__(THREADS, 1)
     if (cut.n_split > 1)
         cluster_arrive_relaxed(); /* waited for before the other CTA's shared memory is written */
     if (warp == WORKERS / 32) {
-        wide_produce<MB, KIND, CODES>(own, a, &w_map, &tail_map, &x_map);
+        wide_produce<MB, KIND, FORM>(own, a, &w_map, &tail_map, &x_map);
     } else if (warp > WORKERS / 32) {
         wide_help(own, a);
     } else {
-        facts t = end_facts_of<KIND, FP8>(
+        facts t = end_facts_of<KIND, WIDE_SCALED(FORM)>(
             a, inverse,
             (float *)(shared + (MB == 1 && cut.n_split > 1 ? cut.own_at[own.rank] : cut.red_at)));
         places at = {wide_rings_of(cut, shared, own.bars, own.k),
-                     CODES ? codes_lane_at(cut) : wide_lane_at(cut),
+                     WIDE_RECORDS(FORM) ? codes_lane_at(cut) : wide_lane_at(cut),
                      steady(cut.n_split == 1 && cut.rows_by_eight),
                      {steady_shared(own.x.ready), steady_shared(own.x.met)},
                      {},
                      {},
-                     CODES ? codes_form_of(a.codes) : code_form{}};
+                     WIDE_RECORDS(FORM) ? codes_form_of(a.codes) : code_form{}};
 
         asm volatile("griddepcontrol.wait;" ::: "memory");
         if (cut.n_split > 1)
             cluster_wait();
         for (int tile = own.k.tile; tile < cut.n_tiles; tile += cut.n_groups) {
             if constexpr (MB == 1)
-                wide_work_block<N, KIND, FP8, CODES>(own, a, t, tile, warp / 4, at);
+                wide_work_block<N, KIND, FORM>(own, a, t, tile, warp / 4, at);
             else
-                wide_work_blocks<N, MB, KIND, FP8, CODES>(own, a, t, tile, warp / 4, at);
+                wide_work_blocks<N, MB, KIND, FORM>(own, a, t, tile, warp / 4, at);
         }
     }
     if (cut.n_split == 1 || pushes) /* a CTA that sums are sent to has waited for them */
@@ -756,13 +757,13 @@ static int wide_encode_maps(maps *m, const wide_args &a)
 }
 
 /* With split-K the two CTAs of a tile form a cluster. */
-template <int N, int MB, int KIND, bool FP8, bool CODES>
+template <int N, int MB, int KIND, wide_form FORM>
 static int wide_launch(const maps &m, const wide_args &a, k_stream stream)
 {
     cudaLaunchAttribute attributes[2] = {};
     cudaLaunchConfig_t config = {};
 
-    if (cudaFuncSetAttribute(wide_kernel<N, MB, KIND, FP8, CODES>,
+    if (cudaFuncSetAttribute(wide_kernel<N, MB, KIND, FORM>,
                              cudaFuncAttributeMaxDynamicSharedMemorySize, a.c.smem) != cudaSuccess)
         return -1;
     attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -776,44 +777,43 @@ static int wide_launch(const maps &m, const wide_args &a, k_stream stream)
     config.stream = stream;
     config.attrs = attributes;
     config.numAttrs = a.c.n_split > 1 ? 2 : 1;
-    return cudaLaunchKernelEx(&config, wide_kernel<N, MB, KIND, FP8, CODES>, m.w, m.x, m.tail, a) ==
+    return cudaLaunchKernelEx(&config, wide_kernel<N, MB, KIND, FORM>, m.w, m.x, m.tail, a) ==
                    cudaSuccess
                ? 0
                : -1;
 }
 
-template <int N, int MB, bool FP8, bool CODES>
+template <int N, int MB, wide_form FORM>
 static int wide_choose_kind(const maps &m, const wide_args &a, k_stream stream)
 {
     switch (a.p.kind) {
-    case K_PRODUCT_PLAIN: return wide_launch<N, MB, K_PRODUCT_PLAIN, FP8, CODES>(m, a, stream);
-    case K_PRODUCT_FLOAT: return wide_launch<N, MB, K_PRODUCT_FLOAT, FP8, CODES>(m, a, stream);
-    case K_PRODUCT_RESIDUAL:
-        return wide_launch<N, MB, K_PRODUCT_RESIDUAL, FP8, CODES>(m, a, stream);
+    case K_PRODUCT_PLAIN: return wide_launch<N, MB, K_PRODUCT_PLAIN, FORM>(m, a, stream);
+    case K_PRODUCT_FLOAT: return wide_launch<N, MB, K_PRODUCT_FLOAT, FORM>(m, a, stream);
+    case K_PRODUCT_RESIDUAL: return wide_launch<N, MB, K_PRODUCT_RESIDUAL, FORM>(m, a, stream);
     case K_PRODUCT_GATED: {
         constexpr int BLOCKS = MB == 1 ? 2 : MB; /* gate and up */
 
-        return wide_launch<N, BLOCKS, K_PRODUCT_GATED, FP8, CODES>(m, a, stream);
+        return wide_launch<N, BLOCKS, K_PRODUCT_GATED, FORM>(m, a, stream);
     }
     }
     return -1;
 }
 
 /* One kernel per number of blocks, so that the accumulators of each are in registers. */
-template <int N, bool FP8, bool CODES>
+template <int N, wide_form FORM>
 static int wide_choose_blocks(const maps &m, const wide_args &a, k_stream stream)
 {
     switch (a.c.n_blocks) {
-    case 1: return wide_choose_kind<N, 1, FP8, CODES>(m, a, stream);
-    case 2: return wide_choose_kind<N, 2, FP8, CODES>(m, a, stream);
-    default: return wide_choose_kind<N, 4, FP8, CODES>(m, a, stream);
+    case 1: return wide_choose_kind<N, 1, FORM>(m, a, stream);
+    case 2: return wide_choose_kind<N, 2, FORM>(m, a, stream);
+    default: return wide_choose_kind<N, 4, FORM>(m, a, stream);
     }
 }
 
 template <int N> static int wide_choose(const maps &m, const wide_args &a, k_stream stream)
 {
-    return k_format_reads_half(&a.p.w->format) ? wide_choose_blocks<N, true, false>(m, a, stream)
-                                               : wide_choose_blocks<N, false, false>(m, a, stream);
+    return k_format_reads_half(&a.p.w->format) ? wide_choose_blocks<N, WIDE_E4M3>(m, a, stream)
+                                               : wide_choose_blocks<N, WIDE_PLAIN>(m, a, stream);
 }
 
 /* Plain bf16, and e4m3 with at most one scale per row. */
@@ -845,26 +845,35 @@ int product_wide(const struct k_product *p, int n, int n_sms, k_stream stream)
     }
 }
 
+template <int N> static int wide_choose_records(const maps &m, const wide_args &a, k_stream stream)
+{
+    return a.p.w->format.elem == K_FLOAT4 ? wide_choose_blocks<N, WIDE_FLOATS>(m, a, stream)
+                                          : wide_choose_blocks<N, WIDE_CODES>(m, a, stream);
+}
+
 /* Codes in records, of more rows than product_packed.cu is fast for: buckets of 16, 32 and 64. */
 int product_wide_packed(const struct k_product *p, int n, int n_sms, k_stream stream)
 {
-    const int least = 49; /* the fewest rows of the bucket of 64 */
+    const int fewest = 9, least = 49; /* rows of the buckets of 16 and of 64 */
     maps tensor_maps = {};
     wide_args args = {};
 
     args.p = *p;
+    args.scales = (const float *)p->w->scales; /* of floats */
     args.n = n;
     args.codes = codes_of(p->w);
     if (n > 32 && n < least)
         n = least;
+    if (n < fewest)
+        n = fewest;
     if ((p->sums_in != NULL && p->n_sums % 4 != 0) ||
         !product_cut_of(&args.c, p->w, p->kind, n, n_sms) ||
         wide_encode_maps(&tensor_maps, args) != 0)
         return -1;
     switch (args.c.columns) {
-    case 16: return wide_choose_blocks<16, false, true>(tensor_maps, args, stream);
-    case 32: return wide_choose_blocks<32, false, true>(tensor_maps, args, stream);
-    case 64: return wide_choose_blocks<64, false, true>(tensor_maps, args, stream);
+    case 16: return wide_choose_records<16>(tensor_maps, args, stream);
+    case 32: return wide_choose_records<32>(tensor_maps, args, stream);
+    case 64: return wide_choose_records<64>(tensor_maps, args, stream);
     }
     return -1;
 }

@@ -9,7 +9,8 @@
  *
  * 128 | code is 128 + code in bfloat16; 128 + zero is subtracted, which is exact, and the
  * difference multiplied by the group's scale. A scale of float16 is the sum of two bfloat16, and
- * its product with a code one fused operation: so the operand is the weight, rounded once. */
+ * its product with a code one fused operation: so the operand is the weight, rounded once. Floats
+ * are exact (packed.cuh) but for the scale of their row, which the epilogue applies. */
 #ifndef QUIRE_KERNELS_SM90_PRODUCT_CODES_CUH
 #define QUIRE_KERNELS_SM90_PRODUCT_CODES_CUH
 
@@ -76,6 +77,14 @@ static __device__ __forceinline__ uint32_t codes_load_shared_16(uint32_t at)
     uint16_t value;
 
     asm volatile("ld.shared.u16 %0, [%1];" : "=h"(value) : "r"(at) : "memory");
+    return value;
+}
+
+static __device__ __forceinline__ uint32_t codes_load_shared_32(uint32_t at)
+{
+    uint32_t value;
+
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(at) : "memory");
     return value;
 }
 
@@ -156,6 +165,25 @@ static __device__ __forceinline__ void codes_widen_slab(uint32_t (&a)[4][4], con
     }
 }
 
+/* The same of floats. A lane has the scales of four groups of the tile's columns in two words, or
+ * of two groups in one; which bytes of which word, depends on their number alone. */
+static __device__ __forceinline__ void codes_widen_floats(uint32_t (&a)[4][4], const uint4 &words,
+                                                          uint32_t record, int tile,
+                                                          const code_form &form)
+{
+    const uint32_t codes[4] = {words.x, words.y, words.z, words.w};
+    bool has_eight = form.groups == 8;
+    uint32_t at =
+        record + PACKED_CODE_BYTES + threadIdx.x % 32 / 4 * 2 * form.groups + tile * form.groups;
+    uint32_t scales[2] = {codes_load_shared_32(at), codes_load_shared_32(at + (has_eight ? 4 : 0))};
+    const uint32_t picks[4] = {FLOAT_PICK(0), has_eight ? FLOAT_PICK(1) : FLOAT_PICK(0),
+                               has_eight ? FLOAT_PICK(0) : FLOAT_PICK(1), FLOAT_PICK(1)};
+
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        packed_float_operand(a[i], codes[i], packed_float_scales(scales[i / 2], picks[i]));
+}
+
 /* --- products --------------------------------------------------------------------------------- */
 
 template <int N>
@@ -173,7 +201,7 @@ static __device__ __forceinline__ void codes_multiply_slab(float (&acc)[SUMS(N)]
 
 /* Multiply a stage, in two groups of products per slab: one is widened while the other runs. `at`
  * is this lane's address, x is in units of 16 bytes; both move by a slab. */
-template <int N>
+template <int N, bool IS_FLOAT>
 static __device__ __forceinline__ void codes_multiply(float (&acc)[SUMS(N)][N / 2], uint32_t at,
                                                       uint32_t x, int n_slabs, uint32_t slab,
                                                       uint32_t x_slab, uint32_t x_rows,
@@ -185,12 +213,18 @@ static __device__ __forceinline__ void codes_multiply(float (&acc)[SUMS(N)][N / 
 
 #pragma unroll 1
     for (int s = 0; s < n_slabs; s++) {
-        codes_widen_slab(a[0], words, numbers, record, 0, form);
+        if constexpr (IS_FLOAT)
+            codes_widen_floats(a[0], words, record, 0, form);
+        else
+            codes_widen_slab(a[0], words, numbers, record, 0, form);
         words = codes_load_words(at + PACKED_CODE_BYTES / 2);
         codes_multiply_slab<N>(acc, a[0], x, x_rows);
         x += x_slab;
         warpgroup_wait<1>();
-        codes_widen_slab(a[1], words, numbers, record, 1, form);
+        if constexpr (IS_FLOAT)
+            codes_widen_floats(a[1], words, record, 1, form);
+        else
+            codes_widen_slab(a[1], words, numbers, record, 1, form);
         at += slab;
         record += slab;
         if (s + 1 < n_slabs)

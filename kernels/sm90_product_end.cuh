@@ -17,7 +17,13 @@
 #include "kernels/product.cuh"
 #include "kernels/product_cut.h"
 
-#define WORKERS 256 /* threads of the two warpgroups that multiply and finish tiles */
+/* Elements of w: bfloat16; e4m3, for which x is float16; codes in records, integers or floats. */
+enum wide_form { WIDE_PLAIN, WIDE_E4M3, WIDE_CODES, WIDE_FLOATS };
+
+#define WIDE_RECORDS(form) ((form) == WIDE_CODES || (form) == WIDE_FLOATS)
+#define WIDE_SCALED(form)  ((form) == WIDE_E4M3 || (form) == WIDE_FLOATS) /* by row */
+
+#define WORKERS            256 /* threads of the two warpgroups that multiply and finish tiles */
 
 /* Accumulators per element: two, so that consecutive products need not wait for each other; with
  * the most columns there are registers for one only. */
@@ -26,7 +32,7 @@
 /* A packed matrix. */
 struct wide_codes {
     const char *w;
-    int record_bytes, groups; /* groups of columns in a record: 1, 2 or 4 */
+    int record_bytes, groups; /* groups of columns in a record: 1, 2 or 4; 4 or 8 of floats */
     bool has_zeros, is_half;  /* scales are float16 */
 };
 
@@ -84,7 +90,7 @@ struct facts {
 };
 
 /* Everything is read once, before the mainloop, and kept in uniform registers. */
-template <int KIND, bool FP8>
+template <int KIND, bool SCALED>
 static __device__ inline facts end_facts_of(const wide_args &a, const float *inverse, float *red)
 {
     int halves = KIND == K_PRODUCT_GATED ? 2 : 1;
@@ -102,7 +108,7 @@ static __device__ inline facts end_facts_of(const wide_args &a, const float *inv
         f.tail_rows = steady(a.c.tail_rows);
     }
     f.bias = steady_global((const k_bf16 *)a.p.bias);
-    if (FP8)
+    if (SCALED)
         f.scales = steady_global(a.scales);
     if (KIND == K_PRODUCT_RESIDUAL) {
         f.norm = steady_global((const k_bf16 *)a.p.norm);
@@ -322,7 +328,7 @@ static __device__ inline void end_fetch_first(fetched (&f)[TOGETHER(N)], const w
 /* Finish columns first .. last - 1 of a tile; scales are read with e4m3 only; four lanes have the
  * sixteen rows of a sum of squares. Code that runs once costs by its length, so each kind of
  * product has its own. f: the loaded inputs of the first items. */
-template <int N, int KIND, bool FP8>
+template <int N, int KIND, bool SCALED>
 static __device__ void end_finish(const float *red, const wide_args &a, const facts &t,
                                   const float *inverse, const float *scales, const outputs &o,
                                   bool pair, int first, int last, const fetched (&f)[TOGETHER(N)])
@@ -344,7 +350,7 @@ static __device__ void end_finish(const float *red, const wide_args &a, const fa
 #pragma unroll
         for (int half = 0; half < TOGETHER(N); half++) {
             int at = o.begin + i[half].row * 4, left = o.n_out - at, col = i[half].col + first;
-            const float *scale = FP8 ? scales + i[half].row * 4 : NULL;
+            const float *scale = SCALED ? scales + i[half].row * 4 : NULL;
             size_t to = (size_t)col * o.n_out + at;
 
             if (left <= 0 || col >= last)
@@ -355,7 +361,7 @@ static __device__ void end_finish(const float *red, const wide_args &a, const fa
 
                 end_sum_parts(up, red + i[half].col * o.stride + i[half].row * 4 + a.c.rows / 2,
                               pair);
-                end_scale_four(up, a, inverse[col], FP8 ? scale + a.c.rows / 2 : NULL,
+                end_scale_four(up, a, inverse[col], SCALED ? scale + a.c.rows / 2 : NULL,
                                (size_t)(at + o.n_out), left, whole);
 #pragma unroll
                 for (int idx = 0; idx < 4; idx++)
@@ -385,7 +391,7 @@ static __device__ void end_finish(const float *red, const wide_args &a, const fa
 
 /* Write a tile's floats straight from the accumulators, eight rows per store; no other CTA or
  * warpgroup has a part of them, so nothing waits. */
-template <int N, int MB, int OWN, bool FP8>
+template <int N, int MB, int OWN, bool SCALED>
 static __device__ inline void end_write_floats(const float (&acc)[OWN][SUMS(N)][N / 2],
                                                const facts &t, int tile, int group)
 {
@@ -408,7 +414,7 @@ static __device__ inline void end_write_floats(const float (&acc)[OWN][SUMS(N)][
 
             if (in_block >= block_rows || row >= t.n_out)
                 continue;
-            scale = FP8 && t.scales != NULL ? t.scales[row] : 1.0f;
+            scale = SCALED && t.scales != NULL ? t.scales[row] : 1.0f;
             bias = t.bias != NULL ? load_bf16(t.bias + row) : 0.0f;
 #pragma unroll
             for (int elem = 0; elem < N / 4; elem++) {
@@ -438,7 +444,7 @@ static __device__ inline int end_gated_row(const wide_args &a, int tile, int gro
            threadIdx.x % 32 / 4;
 }
 
-template <bool FP8>
+template <bool SCALED>
 static __device__ inline gate_reads end_read_gate(const wide_args &a, int tile, int group)
 {
     const k_bf16 *bias = (const k_bf16 *)a.p.bias;
@@ -447,7 +453,7 @@ static __device__ inline gate_reads end_read_gate(const wide_args &a, int tile, 
 
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        if (FP8 && a.scales != NULL && row + i * 8 < n_out) {
+        if (SCALED && a.scales != NULL && row + i * 8 < n_out) {
             reads.gate[i] = a.scales[row + i * 8];
             reads.up[i] = a.scales[row + i * 8 + n_out];
         }
@@ -676,7 +682,7 @@ struct patch_reads {
 };
 
 /* Requested before the first stage, so that the loads are hidden by the mainloop. */
-template <int KIND, bool FP8>
+template <int KIND, bool SCALED>
 static __device__ inline patch_reads end_read_patch(const facts &t, const patch &p)
 {
     patch_reads reads;
@@ -685,7 +691,7 @@ static __device__ inline patch_reads end_read_patch(const facts &t, const patch 
     for (int half = 0; half < 2; half++) {
         int row = p.row + half * 8;
 
-        reads.scale[half] = FP8 && p.there[half] && t.scales != NULL ? t.scales[row] : 1.0f;
+        reads.scale[half] = SCALED && p.there[half] && t.scales != NULL ? t.scales[row] : 1.0f;
         reads.bias[half] = p.there[half] && t.bias != NULL ? t.bias[row] : 0;
         if (KIND != K_PRODUCT_RESIDUAL)
             continue;
@@ -795,7 +801,7 @@ template <int N> struct first_patches {
 };
 
 /* The warp's patches from this sixteen rows on. For patches beyond the CTA's, no row is `there`. */
-template <int N, int KIND, bool FP8>
+template <int N, int KIND, bool SCALED>
 static __device__ inline first_patches<N> end_begin_patches(const facts &t, const share &s,
                                                             int warp, int sixteen)
 {
@@ -804,14 +810,14 @@ static __device__ inline first_patches<N> end_begin_patches(const facts &t, cons
 #pragma unroll
     for (int i = 0; i < PATCHES_TOGETHER(N); i++) {
         f.p[i] = end_patch_of<N>(t, s, warp, sixteen + i * (8 / DEALT(N)));
-        f.reads[i] = end_read_patch<KIND, FP8>(t, f.p[i]);
+        f.reads[i] = end_read_patch<KIND, SCALED>(t, f.p[i]);
     }
     return f;
 }
 
 /* The epilogue of a tile of one block. A single CTA has the sums of a tile in shared memory of
  * their own, or those of its only tile over the stages; each CTA of a pair has one tile. */
-template <int N, int KIND, bool FP8>
+template <int N, int KIND, bool SCALED>
 static __device__ inline void end_block(const float (&acc)[N / 2], const facts &t, const share &s,
                                         first_patches<N> now, int warp, int rank, const exchange &x)
 {
@@ -840,7 +846,7 @@ static __device__ inline void end_block(const float (&acc)[N / 2], const facts &
         }
         sixteen += TOGETHER * APART;
         if (sixteen < s.sixteens)
-            now = end_begin_patches<N, KIND, FP8>(t, s, warp, sixteen);
+            now = end_begin_patches<N, KIND, SCALED>(t, s, warp, sixteen);
     }
     /* Also in a pair: see "one way out" under Traps in docs/kernels/guide.md. */
     named_sync(2, WORKERS);

@@ -76,6 +76,12 @@ __attribute__((unused)) static unsigned tap_seed(unsigned seed)
     return seed;
 }
 
+/* Whether tests run at full length (tools/check --long). */
+__attribute__((unused)) static bool tap_is_long(void)
+{
+    return getenv("QUIRE_TEST_LONG") != NULL;
+}
+
 /* A small generator, the same on every machine. */
 __attribute__((unused)) static unsigned random_next(unsigned *state)
 {

@@ -196,7 +196,9 @@ bool cpu_math_reads(enum k_type type)
     case K_Q3_K:
     case K_IQ4_XS:
     case K_F16:
-    case K_INT4: break;
+    case K_INT4:
+    case K_FLOAT4:
+    case K_E5M3: break;
     }
     return false;
 }

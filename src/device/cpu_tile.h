@@ -284,7 +284,9 @@ static void TILE(matmul)(const struct cpu_matmul *m)
     case K_Q3_K:
     case K_IQ4_XS:
     case K_F16:
-    case K_INT4: must(false); /* cpu_math_reads() is false */
+    case K_INT4:
+    case K_FLOAT4:
+    case K_E5M3: must(false); /* cpu_math_reads() is false */
     }
 }
 
@@ -327,7 +329,9 @@ static void TILE(expand)(float *out, const struct cpu_matmul *m)
     case K_Q3_K:
     case K_IQ4_XS:
     case K_F16:
-    case K_INT4: must(false); /* cpu_math_reads() is false */
+    case K_INT4:
+    case K_FLOAT4:
+    case K_E5M3: must(false); /* cpu_math_reads() is false */
     }
 }
 

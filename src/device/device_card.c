@@ -18,6 +18,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "device/gemm_table.h"
+#include "kernels/mixing.h"
 
 #define CARD_KEPT_BYTES      ((size_t)1100 << 20) /* context, modules, cuBLASLt on an H200 */
 #define CARD_WORKSPACE_BYTES ((size_t)32 << 20)   /* of products, as in device_cuda.c */

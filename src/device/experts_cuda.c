@@ -39,17 +39,16 @@ void experts_mix(struct device *d, void *out, const struct device_experts *e, in
                                           .adds = e->adds,
                                           .n_used = e->router->n_used,
                                           .dim = e->experts->in.n_in};
+    const struct k_mixing_end end = {out, &combining, e->residual};
 
     cuda_keep(gpu,
               k_route(&gpu->mixing, router_x, norm, e->router, e->experts, &gpu->tokens, n,
                       d->limits.dim, gpu->stream),
               "route");
     cuda_keep(gpu,
-              k_run_experts(&gpu->mixing, e->x, norm, e->experts, n, e->router->n_used, gpu->n_sms,
-                            gpu->stream),
+              k_run_experts(&gpu->mixing, e->x, norm, e->experts, &end, n, e->router->n_used,
+                            gpu->n_sms, gpu->stream),
               "experts");
-    cuda_keep(gpu, k_combine(out, &gpu->mixing, &combining, e->residual, n, gpu->stream),
-              "the sum of experts");
 }
 
 /* Rows of one expert at a time are copied aside, and arranged from there. */

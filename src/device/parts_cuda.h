@@ -13,6 +13,7 @@
 
 #include "device/device.h"
 #include "device/gemm_cuda.h"
+#include "kernels/mixing.h"
 
 #define CUDA_ALLOCS_MAX 65536
 #define CUDA_GRAPHS_MAX 64 /* buckets of recorded steps: step_bucket_rows() */

@@ -486,6 +486,11 @@ static void loader_place_scales(const struct k_matrix *m, float *scales, int row
     int high = m->format.group_rows;
     int wide = m->n_in;
 
+    if (k_format_is_packed(&m->format)) { /* those of groups are in records */
+        for (int r = 0; r < p->slice.n_rows; r++)
+            scales[row + r] = quant_row_scale(&p->q, slice_row(&p->slice, r));
+        return;
+    }
     if (k_format_has_groups(&m->format))
         wide = m->format.group_cols;
     for (int r = 0; r < p->slice.n_rows; r += high) {
@@ -626,6 +631,7 @@ static void loader_fill_random(struct loader *l, const struct k_matrix *m, float
     size_t n_scales = loader_n_scales(m);
     const struct slice *slice = &parts[0].slice;
     bool is_split = slice->n_rows < slice->rows || slice->n_cols < slice->cols;
+    float codes = k_format_is_packed(&m->format) ? 1.0f : RANDOM_CODES;
     uint64_t seed = l->seed++;
     float *scales;
 
@@ -637,7 +643,7 @@ static void loader_fill_random(struct loader *l, const struct k_matrix *m, float
     if (l->n_shares > 1 && n_scales == 0 && !l->d->is_gpu)
         l->rc = loader_fill_random_slices(l, m, parts, n_parts, seed);
     else
-        l->rc = l->d->ops->fill_random(l->d, m, n_scales > 0 ? RANDOM_CODES : RANDOM_SCALE,
+        l->rc = l->d->ops->fill_random(l->d, m, n_scales > 0 ? codes : RANDOM_SCALE,
                                        is_split ? seed + ((uint64_t)l->share << 32) : seed);
     if (n_scales == 0 || l->rc != ERR_OK)
         return;
@@ -646,7 +652,7 @@ static void loader_fill_random(struct loader *l, const struct k_matrix *m, float
         return;
     }
     for (size_t i = 0; i < n_scales; i++)
-        scales[i] = RANDOM_SCALE / RANDOM_CODES;
+        scales[i] = RANDOM_SCALE / codes;
     l->rc = l->d->ops->upload(l->d, dev_scales, scales, n_scales * sizeof *scales);
     mem_free(scales);
 }

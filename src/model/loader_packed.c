@@ -30,7 +30,8 @@ bool loader_packs(const struct loader *l, const struct part *parts, int n_parts,
             !loader_slice_fits(&parts[i].slice, &parts[i].q, &format))
             return false;
         format.has_zeros = format.has_zeros || has_zeros;
-        if (i > 0 && (format.scale != out->scale || format.group_cols != out->group_cols))
+        if (i > 0 && (format.elem != out->elem || format.scale != out->scale ||
+                      format.group_cols != out->group_cols))
             return false;
         *out = format;
     }

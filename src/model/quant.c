@@ -277,7 +277,8 @@ static const struct quant_format formats[] = {
      .beside = {"weight_scale", "weight_global_scale"},
      .n_needed = 2,
      .check = quant_check_nvfp4,
-     .values = quant_values_nvfp4},
+     .values = quant_values_nvfp4,
+     .floats = &quant_floats_nvfp4},
     {.method = "compressed-tensors",
      .names = {"mxfp4-pack-quantized"},
      .read = quant_read_shapes,
@@ -287,7 +288,8 @@ static const struct quant_format formats[] = {
      .beside = {"weight_scale"},
      .n_needed = 1,
      .check = quant_check_mxfp4,
-     .values = quant_values_mxfp4},
+     .values = quant_values_mxfp4,
+     .floats = &quant_floats_mxfp4},
     /* gpt-oss: only experts, all of a layer in one tensor, which the loader looks up
      * (quant_mxfp4()). */
     {.method = "mxfp4",
@@ -319,7 +321,8 @@ static const struct quant_format formats[] = {
      .beside = {"weight_scale", "weight_scale_2"},
      .n_needed = 2,
      .check = quant_check_nvfp4,
-     .values = quant_values_modelopt},
+     .values = quant_values_modelopt,
+     .floats = &quant_floats_modelopt},
     {.method = "bitsandbytes",
      .read = quant_read_shapes,
      .data = "weight",
@@ -428,6 +431,14 @@ static const struct quant_format *quant_find_format(struct quant_reading *r,
     return NULL;
 }
 
+/* The packed format of random weights of a kind; plain if there is none. */
+static struct k_format quant_packed_of(const struct quant_format *kind, const struct json *config)
+{
+    if (kind->floats != NULL)
+        return k_format_float4(kind->floats->group);
+    return kind->codes != NULL ? quant_packed_config(config) : k_format_bare(K_BF16);
+}
+
 int quant_read(struct quant_config *out, const struct json *config, char *why, size_t why_cap)
 {
     struct quant_reading reading = {.why = why, .why_cap = why_cap};
@@ -440,10 +451,8 @@ int quant_read(struct quant_config *out, const struct json *config, char *why, s
         reading.format = k_format_bare(K_BF16);
     }
     if (reading.rc == ERR_OK)
-        *out = (struct quant_config){.kind = kind,
-                                     .format = reading.format,
-                                     .packed = kind->codes != NULL ? quant_packed_config(config)
-                                                                   : k_format_bare(K_BF16)};
+        *out = (struct quant_config){
+            .kind = kind, .format = reading.format, .packed = quant_packed_of(kind, config)};
     return reading.rc;
 }
 
@@ -851,12 +860,12 @@ int quant_round(float *out, const struct tensor *weight, int first, int n, int c
 void quant_text(char *out, size_t cap, const struct quant_format *kind, const struct k_format *f)
 {
     static const char *const types[] = {
-        [K_BF16] = "bf16",   [K_E4M3] = "e4m3", [K_F32] = "float32",   [K_BF16_KEPT] = "bf16",
-        [K_E8M0] = "e8m0",   [K_E2M1] = "e2m1", [K_Q4_0] = "Q4_0",     [K_Q4_1] = "Q4_1",
-        [K_Q5_0] = "Q5_0",   [K_Q5_1] = "Q5_1", [K_Q8_0] = "Q8_0",     [K_IQ4_NL] = "IQ4_NL",
-        [K_MXFP4] = "MXFP4", [K_Q2_K] = "Q2_K", [K_Q3_K] = "Q3_K",     [K_Q4_K] = "Q4_K",
-        [K_Q5_K] = "Q5_K",   [K_Q6_K] = "Q6_K", [K_IQ4_XS] = "IQ4_XS", [K_F16] = "float16",
-        [K_INT4] = "int4",
+        [K_BF16] = "bf16",   [K_E4M3] = "e4m3",   [K_F32] = "float32",   [K_BF16_KEPT] = "bf16",
+        [K_E8M0] = "e8m0",   [K_E2M1] = "e2m1",   [K_Q4_0] = "Q4_0",     [K_Q4_1] = "Q4_1",
+        [K_Q5_0] = "Q5_0",   [K_Q5_1] = "Q5_1",   [K_Q8_0] = "Q8_0",     [K_IQ4_NL] = "IQ4_NL",
+        [K_MXFP4] = "MXFP4", [K_Q2_K] = "Q2_K",   [K_Q3_K] = "Q3_K",     [K_Q4_K] = "Q4_K",
+        [K_Q5_K] = "Q5_K",   [K_Q6_K] = "Q6_K",   [K_IQ4_XS] = "IQ4_XS", [K_F16] = "float16",
+        [K_INT4] = "int4",   [K_FLOAT4] = "e2m1", [K_E5M3] = "e5m3",
     };
     char groups[40] = "row";
 

@@ -22,6 +22,7 @@
 struct quant_reading; /* quant.c */
 struct quant_search;  /* quant_parts.h */
 struct quant_codes;
+struct quant_floats;
 struct quant_part;
 
 /* A format in checkpoints. Names of tensors are endings that replace "weight". Scales, zero points
@@ -62,6 +63,7 @@ struct quant_format {
     /* Their codes, zero points and places of scales, where matrices can be packed as they are
      * (quant_packs()); NULL: they cannot. */
     const struct quant_codes *codes;
+    const struct quant_floats *floats; /* likewise, of floats of 4 bits */
 };
 
 /* The format of layers' matrices, from quantization_config. */
@@ -155,8 +157,13 @@ int quant_dequantise(float *out, const struct quant_part *p, void *bytes, int fi
                      int n) ERR_CHECKED;
 
 /* Can a part be packed as it is (kernels/packed.h)? Then *out is its format. A scale of a whole row
- * is repeated for each 128 columns; zero points that are all in the middle are left out. */
+ * is repeated for each 128 columns; zero points that are all in the middle are left out. Floats are
+ * packed if their scales are exact as K_E5M3 times one number for each row. Reads all scales and
+ * zero points. */
 bool quant_packs(struct k_format *out, const struct quant_part *p);
+
+/* The scale of a row of floats that are packed. */
+float quant_row_scale(const struct quant_part *p, int row);
 
 /* Columns first .. first + n - 1 of a row: whole groups. */
 struct quant_run {

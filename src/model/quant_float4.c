@@ -147,3 +147,157 @@ void quant_values_e4m3(float *out, const struct quant_part *p, const uint8_t *by
         }
     }
 }
+
+/* --- packed as they are --------------------------------------------------------------------- */
+
+/* A scale of K_E5M3 is at most 2^0 with a fraction of 3 bits and at least 2^-31; what is larger or
+ * smaller in all of a row, or of a matrix, is in the row's. */
+
+#define E4M3_LARGER 256.0f /* the power of two of e4m3's largest numbers */
+
+static const uint8_t *float4_scales(const struct quant_part *p, int row)
+{
+    return p->beside[SCALES]->data + (size_t)row * (size_t)p->n_groups;
+}
+
+/* Scales that are negative or no numbers are left to the conversion. */
+static bool nvfp4_fit(const struct quant_part *p)
+{
+    const uint8_t *scales = float4_scales(p, 0);
+    unsigned n_odd = 0;
+
+    for (size_t i = 0; i < (size_t)p->rows * (size_t)p->n_groups; i++)
+        n_odd += scales[i] >= K_E4M3_NAN;
+    return n_odd == 0;
+}
+
+/* e4m3's exponents as those of e5m3, in which the numbers below 2^-6 have a leading 1, too. */
+static uint8_t nvfp4_e5m3(uint8_t e)
+{
+    int exponent = e >> 3, fraction = e & 7;
+
+    if (e == 0)
+        return 0;
+    if (exponent > 0)
+        return (uint8_t)((exponent + 16) << 3 | fraction);
+    for (exponent = 1; fraction < 8; exponent--)
+        fraction *= 2;
+    return (uint8_t)((exponent + 16) << 3 | (fraction & 7));
+}
+
+static void nvfp4_scales(uint8_t *out, const struct quant_part *p, int row, int first, int n)
+{
+    const uint8_t *scales = float4_scales(p, row) + first;
+
+    for (int i = 0; i < n; i++)
+        out[i] = nvfp4_e5m3(scales[i]);
+}
+
+static bool nvfp4_is_zero(const struct quant_part *p, int row, int group)
+{
+    return float4_scales(p, row)[group] == 0;
+}
+
+static float nvfp4_row_scale(const struct quant_part *p, int row)
+{
+    (void)row;
+    return E4M3_LARGER / quant_number(p->beside[GLOBAL], 0);
+}
+
+static float modelopt_row_scale(const struct quant_part *p, int row)
+{
+    (void)row;
+    return E4M3_LARGER * quant_number(p->beside[GLOBAL], 0);
+}
+
+/* The largest exponent of a row, and whether all others are at most 31 less. */
+static uint8_t mxfp4_largest(const struct quant_part *p, int row, bool *is_near)
+{
+    const uint8_t *scales = float4_scales(p, row);
+    uint8_t most = 0, least = UINT8_MAX;
+
+    for (int i = 0; i < p->n_groups; i++) {
+        most = scales[i] > most ? scales[i] : most;
+        least = scales[i] < least ? scales[i] : least;
+    }
+    *is_near = most - least <= 31;
+    return most;
+}
+
+/* Groups of zeros may have any scale up to the row's largest. */
+static bool mxfp4_row_fits(const struct quant_part *p, int row, uint8_t most)
+{
+    const uint8_t *scales = float4_scales(p, row);
+    const uint8_t *codes = p->data->data + (size_t)row * (size_t)(p->cols / 2);
+
+    for (int group = 0; group < p->n_groups; group++) {
+        for (int i = 0; most - scales[group] > 31 && i < p->group / 2; i++) {
+            if ((codes[group * p->group / 2 + i] & 0x77) != 0)
+                return false;
+        }
+    }
+    return true;
+}
+
+static bool mxfp4_fit(const struct quant_part *p)
+{
+    for (int row = 0; row < p->rows; row++) {
+        bool is_near;
+        uint8_t most = mxfp4_largest(p, row, &is_near);
+
+        if (most == UINT8_MAX /* not a number */ || (!is_near && !mxfp4_row_fits(p, row, most)))
+            return false;
+    }
+    return true;
+}
+
+static void mxfp4_scales(uint8_t *out, const struct quant_part *p, int row, int first, int n)
+{
+    const uint8_t *scales = float4_scales(p, row) + first;
+    bool is_near;
+    uint8_t most = mxfp4_largest(p, row, &is_near);
+
+    for (int i = 0; i < n; i++)
+        out[i] = (uint8_t)(most - scales[i] > 31 ? 0 : (31 - (most - scales[i])) << 3);
+}
+
+static bool mxfp4_is_zero(const struct quant_part *p, int row, int group)
+{
+    (void)p, (void)row, (void)group;
+    return false;
+}
+
+static float mxfp4_row_scale(const struct quant_part *p, int row)
+{
+    bool is_near;
+
+    return float4_power(mxfp4_largest(p, row, &is_near));
+}
+
+const struct quant_floats quant_floats_nvfp4 = {16, nvfp4_fit, nvfp4_scales, nvfp4_is_zero,
+                                                nvfp4_row_scale};
+const struct quant_floats quant_floats_modelopt = {16, nvfp4_fit, nvfp4_scales, nvfp4_is_zero,
+                                                   modelopt_row_scale};
+const struct quant_floats quant_floats_mxfp4 = {32, mxfp4_fit, mxfp4_scales, mxfp4_is_zero,
+                                                mxfp4_row_scale};
+
+float quant_row_scale(const struct quant_part *p, int row)
+{
+    return p->kind->floats->row_scale(p, row);
+}
+
+void quant_float_codes(const struct k_unpacked *to, const struct quant_part *p,
+                       const uint8_t *bytes, struct quant_run run)
+{
+    const struct quant_floats *floats = p->kind->floats;
+    int first = run.first / p->group, n = run.n / p->group;
+
+    bytes += (size_t)run.row * (size_t)(p->cols / 2) + (size_t)(run.first / 2);
+    for (int i = 0; i < run.n; i++)
+        to->codes[i] = (uint8_t)(i % 2 == 0 ? bytes[i / 2] & 15 : bytes[i / 2] >> 4);
+    for (int i = 0; i < n; i++) {
+        if (floats->is_zero(p, run.row, first + i))
+            memset(to->codes + (size_t)i * (size_t)p->group, 0, (size_t)p->group);
+    }
+    floats->scales(to->scales, p, run.row, first, n);
+}

@@ -527,6 +527,10 @@ bool quant_packs(struct k_format *out, const struct quant_part *p)
 {
     bool is_row = p->group == p->cols, is_half;
 
+    if (p->kind != NULL && p->kind->floats != NULL) {
+        *out = k_format_float4(p->group);
+        return p->kind->floats->fit(p);
+    }
     if (p->kind == NULL || p->kind->codes == NULL || p->bits != 4 || p->cols % p->group != 0 ||
         (is_row ? p->cols % K_PACKED_COLS != 0
                 : p->group != 32 && p->group != 64 && p->group != 128))
@@ -544,6 +548,10 @@ void quant_codes(const struct k_unpacked *to, const struct quant_part *p, const 
 {
     const struct quant_codes *codes = p->kind->codes;
 
+    if (as->elem == K_FLOAT4) {
+        quant_float_codes(to, p, bytes, run);
+        return;
+    }
     codes->row(to->codes, p, bytes, run.row, run.first, run.n);
     for (int i = 0; i < run.n / as->group_cols; i++) {
         int group = (run.first + i * as->group_cols) / p->group;

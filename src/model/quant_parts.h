@@ -68,6 +68,24 @@ struct quant_codes {
 extern const struct quant_codes quant_codes_awq, quant_codes_awq_gemv, quant_codes_gptq,
     quant_codes_gptq_v2, quant_codes_packed, quant_codes_q4_0;
 
+/* Floats of 4 bits of a kind: how they become codes and scales of K_FLOAT4. Columns are whole
+ * groups. */
+struct quant_floats {
+    int group;
+    /* Are all scales such as K_E5M3 has, times their row's? */
+    bool (*fit)(const struct quant_part *p);
+    /* Scales of n groups of a row from `first` on; a scale of 0 becomes the smallest. */
+    void (*scales)(uint8_t *out, const struct quant_part *p, int row, int first, int n);
+    /* Does the group have a scale of 0, so that its codes are to be 0? */
+    bool (*is_zero)(const struct quant_part *p, int row, int group);
+    float (*row_scale)(const struct quant_part *p, int row);
+};
+extern const struct quant_floats quant_floats_nvfp4, quant_floats_modelopt, quant_floats_mxfp4;
+
+/* The codes and scales of a run of floats (quant_codes()). */
+void quant_float_codes(const struct k_unpacked *to, const struct quant_part *p,
+                       const uint8_t *bytes, struct quant_run run);
+
 /* The packed format of random weights that a quantization_config describes; plain if none. */
 struct k_format quant_packed_config(const struct json *config);
 

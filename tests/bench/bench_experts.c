@@ -12,7 +12,7 @@
 #include <string.h>
 
 #include "kernels/e4m3.h"
-#include "kernels/kernels.h"
+#include "kernels/mixing.h"
 #include "kernels/mxfp4.h"
 #include "tests/bench/cuda.h"
 
@@ -141,13 +141,16 @@ static void run_layer(struct bench *b, int layer, int n, enum part part)
     const struct k_experts *e = &b->experts[layer % COPIES];
     const k_bf16 *x = b->x + (size_t)layer * (size_t)b->s.dim;
     const struct k_combining c = {.n_used = b->s.n_used, .dim = b->s.dim};
+    const struct k_mixing_end end = {b->out, &c, NULL};
 
     if (part == PART_ALL || part == PART_ROUTE)
         bench_must(k_route(&b->m, x, NULL, &b->router, e, NULL, n, b->s.dim, b->stream), "routing");
     if (part == PART_ALL || part == PART_PRODUCTS)
-        bench_must(k_run_experts(&b->m, x, NULL, e, n, b->s.n_used, SMS, b->stream), "products");
-    if (part == PART_ALL || part == PART_SUM)
-        bench_must(k_combine(b->out, &b->m, &c, NULL, n, b->stream), "the sum");
+        bench_must(k_run_experts(&b->m, x, NULL, e, part == PART_ALL ? &end : NULL, n, b->s.n_used,
+                                 SMS, b->stream),
+                   "products");
+    if (part == PART_SUM)
+        bench_must(k_combine(&b->m, &end, n, b->stream), "the sum");
 }
 
 /* Microseconds a layer of a graph. */

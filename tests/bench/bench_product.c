@@ -3,7 +3,7 @@
  * Products of few rows, as a decode has them: the four of each layer of Llama-3.1-8B, 32 layers as
  * one graph with overlapping launches; beside cuBLASLt's in the same run.
  *
- *   bench_product bf16|e4m3|int4 ROWS[,ROWS...] [TABLE]
+ *   bench_product bf16|e4m3|int4|nvfp4|mxfp4 ROWS[,ROWS...] [TABLE]
  *
  * A line of what a read of the largest matrix reaches in this run: GPUs of one name differ by some
  * percent. Then three for each number of rows: microseconds a layer and the share of the time of a
@@ -11,8 +11,9 @@
  * products, of cuBLASLt's bare products, with the algorithms of TABLE, and of these with the row
  * operations that a step needs beside them (norms, activation, rounding to e4m3), which
  * k_multiply() has in it; then the same of each product alone, launched again and again on other
- * layers' weights. int4 is codes in records with a scale of 16 bits for each 128 columns; for the
- * library they become bf16 before each product. Above 64 rows k_multiply() runs for each 64, bare.
+ * layers' weights. int4 is codes in records with a scale of 16 bits for each 128 columns, nvfp4 and
+ * mxfp4 are e2m1 in records with a scale for each 16 or 32; for the library they become bf16 before
+ * each product. Above 64 rows k_multiply() runs for each 64, bare.
  */
 #include <string.h>
 
@@ -49,10 +50,10 @@ struct bench {
     void *x, *ff, *y, *norm;
     float *residual, *sums;
     struct k_quantised rounded; /* what a product of e4m3 reads */
-    k_bf16 *widened;            /* what the library reads of int4 */
+    k_bf16 *widened;            /* what the library reads of packed matrices */
     cudaStream_t stream;
     struct gemm *gemm;
-    enum k_type type;
+    struct k_format format;
 };
 
 int bench_read(int *out, const void *p, size_t bytes, k_stream stream);
@@ -80,7 +81,6 @@ static void *alloc_random(struct bench *b, enum k_type type, size_t n, float dev
 /* Codes in records. */
 static void alloc_packed(struct bench *b, struct k_matrix *w, uint64_t seed)
 {
-    w->format = k_format_packed(K_BF16, 128, false);
     w->data = alloc((size_t)w->n_out * k_format_row_bytes(&w->format, w->n_in));
     bench_must(k_fill_random_packed(w, 0.02f, seed, b->stream), "random codes");
 }
@@ -240,13 +240,12 @@ static void allocate(struct bench *b)
                 continue;
             }
             *w = (struct k_matrix){.n_out = mats[mat].n_out, .n_in = mats[mat].n_in};
-            if (mat != MAT_HEAD && b->type == K_INT4) {
+            if (mat != MAT_HEAD)
+                w->format = b->format;
+            if (k_format_is_packed(&w->format))
                 alloc_packed(b, w, (uint64_t)(i * MATS + mat + 1));
-                continue;
-            }
-            if (mat != MAT_HEAD && b->type == K_E4M3)
-                w->format = k_format_by_row(K_E4M3);
-            w->data = alloc_random(b, w->format.elem, n, 0.02f, (uint64_t)(i * MATS + mat + 1));
+            else
+                w->data = alloc_random(b, w->format.elem, n, 0.02f, (uint64_t)(i * MATS + mat + 1));
             if (w->format.group_rows > 0) {
                 float *scales = alloc((size_t)w->n_out * sizeof *scales);
 
@@ -272,16 +271,27 @@ static void allocate(struct bench *b)
 
 int main(int argc, char **argv)
 {
-    struct bench b = {.type = K_BF16};
+    const struct {
+        const char *name;
+        struct k_format format;
+    } formats[] = {{"bf16", k_format_bare(K_BF16)},
+                   {"e4m3", k_format_by_row(K_E4M3)},
+                   {"int4", k_format_packed(K_BF16, 128, false)},
+                   {"nvfp4", k_format_float4(16)},
+                   {"mxfp4", k_format_float4(32)}};
+    struct bench b = {.x = NULL};
+    bool known = false;
     struct cudaDeviceProp prop;
     char *rest;
 
-    if (argc < 3) {
-        fprintf(stderr, "usage: bench_product bf16|e4m3|int4 ROWS[,ROWS...] [TABLE]\n");
+    for (size_t i = 0; i < sizeof formats / sizeof formats[0] && argc > 1; i++) {
+        if (strcmp(argv[1], formats[i].name) == 0)
+            known = true, b.format = formats[i].format;
+    }
+    if (argc < 3 || !known) {
+        fprintf(stderr, "usage: bench_product bf16|e4m3|int4|nvfp4|mxfp4 ROWS[,ROWS...] [TABLE]\n");
         return 2;
     }
-    if (strcmp(argv[1], "bf16") != 0)
-        b.type = strcmp(argv[1], "e4m3") == 0 ? K_E4M3 : K_INT4;
     bench_choose_kernels();
     bench_must(cudaStreamCreate(&b.stream) != cudaSuccess, "stream");
     bench_must(cudaGetDeviceProperties(&prop, 0) != cudaSuccess, "device");

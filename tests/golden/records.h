@@ -18,21 +18,26 @@ static inline float *records_weights(const struct quant_part *p, const struct k_
     uint8_t *data = malloc(k_packed_bytes(&packing, p->rows, p->cols));
     uint8_t *codes = malloc(16 * cols), *scales = malloc(32 * numbers),
             *zeros = malloc(16 * numbers);
+    size_t scale_bytes = (size_t)packing.scale_bytes;
     const struct k_unpacked strip = {codes, scales, zeros};
-    const struct k_matrix m = {.data = data, .format = *format, .n_in = p->cols};
+    float *row_scales = calloc((size_t)p->rows, sizeof *row_scales);
+    const struct k_matrix m = {
+        .data = data, .scales = row_scales, .format = *format, .n_in = p->cols};
 
     for (int row = 0; row < p->rows; row++) {
         size_t at = (size_t)(row % 16);
-        const struct k_unpacked one = {codes + at * cols, scales + 2 * at * numbers,
+        const struct k_unpacked one = {codes + at * cols, scales + scale_bytes * at * numbers,
                                        zeros + at * numbers};
 
+        if (format->group_rows > 0)
+            row_scales[row] = quant_row_scale(p, row);
         quant_codes(&one, p, format, p->data->data, (struct quant_run){row, 0, p->cols});
         if (row % 16 == 15 || row == p->rows - 1)
             k_pack_strip(data + (size_t)(row / 16) * strip_bytes, &packing, &strip, row % 16 + 1,
                          p->cols);
     }
     ref_dequantise(got, &m, 0, p->rows);
-    free(data), free(codes), free(scales), free(zeros);
+    free(data), free(codes), free(scales), free(zeros), free(row_scales);
     return got;
 }
 

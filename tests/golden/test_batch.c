@@ -14,6 +14,8 @@
 #include "tests/tap.h"
 
 #define N_SEQS  6
+#define N_FEW   3 /* of them over ranks, unless the run is a long one */
+#define N_SLOW  2 /* of them in chunks of few tokens, likewise */
 #define N_VOCAB 211
 #define N_PAGES 2003 /* a prime: pages of a sequence are 7 apart */
 #define SEQ_MAX 200  /* tokens of a sequence */
@@ -21,6 +23,8 @@
 static struct model *m;
 static struct run *r;
 static struct run_seq seqs[N_SEQS];
+static int n_seqs; /* of this number of ranks */
+static bool is_long;
 static float alone[N_SEQS][N_VOCAB], of_one_rank[N_SEQS][N_VOCAB];
 
 #define SIZES                                                              \
@@ -117,6 +121,14 @@ static const struct {
      "\"full_attention\",\"full_attention\"]," SIZES "}"},
 };
 
+/* Threads wait for each other: several a rank over ranks only in a long run. */
+static int threads_of(int n_ranks)
+{
+    if (n_ranks == 1)
+        return is_long ? 3 : 2;
+    return is_long ? 4 : n_ranks;
+}
+
 static void open_model(const char *config, int n_ranks)
 {
     char dir[] = "/tmp/quire-batch-XXXXXX", path[64];
@@ -127,7 +139,7 @@ static void open_model(const char *config, int n_ranks)
                               .num_pages = N_PAGES,
                               .max_num_seqs = 16,
                               .max_num_batched_tokens = 256,
-                              .cpu_threads = n_ranks == 1 ? 3 : 4,
+                              .cpu_threads = threads_of(n_ranks),
                               .n_ranks = n_ranks};
     FILE *f;
 
@@ -179,15 +191,17 @@ static void spoil(const struct run_seq *s)
 static void check_chunks(int n_ranks)
 {
     static const int chunks[] = {1, 3, 8, 50};
-    /* Over ranks one token at a time only in a long run: most of the test's steps. */
-    size_t first = n_ranks > 1 && getenv("QUIRE_TEST_LONG") == NULL;
+    /* Chunks of few tokens are most of the test's steps: over ranks of one only in a long run. */
+    size_t first = n_ranks > 1 && !is_long;
     float logits[16 * N_VOCAB];
 
-    for (int i = 0; i < N_SEQS; i++) {
+    for (int i = 0; i < n_seqs; i++) {
         run_clear(r);
         run_add(r, &seqs[i], seqs[i].n_tokens, false);
         step(alone[i], 1);
         for (size_t j = first; j < sizeof chunks / sizeof chunks[0]; j++) {
+            if (chunks[j] < 8 && i >= N_SLOW && !is_long)
+                continue;
             seqs[i].n_computed = 0;
             while (seqs[i].n_computed < seqs[i].n_tokens) {
                 int left = seqs[i].n_tokens - seqs[i].n_computed;
@@ -209,14 +223,14 @@ static void check_crowd(void)
     float logits[16 * N_VOCAB];
     int n_same = 0, n_done = 0;
 
-    for (int i = 0; i < N_SEQS; i++)
+    for (int i = 0; i < n_seqs; i++)
         seqs[i].n_computed = 0;
-    while (n_done < N_SEQS) {
-        int rows[N_SEQS], n_rows = 0, first = rand() % N_SEQS;
+    while (n_done < n_seqs) {
+        int rows[N_SEQS], n_rows = 0, first = rand() % n_seqs;
 
         run_clear(r);
-        for (int j = 0; j < N_SEQS; j++) {
-            int i = (first + j) % N_SEQS, left = seqs[i].n_tokens - seqs[i].n_computed;
+        for (int j = 0; j < n_seqs; j++) {
+            int i = (first + j) % n_seqs, left = seqs[i].n_tokens - seqs[i].n_computed;
             int n = left > 0 ? 1 + rand() % left : 0;
 
             n = n > 40 ? 1 : n;
@@ -233,7 +247,7 @@ static void check_crowd(void)
             n_same += memcmp(logits + j * N_VOCAB, alone[rows[j]], sizeof alone[0]) == 0;
         n_done += n_rows;
     }
-    is_int(n_same, N_SEQS, "in a crowd, in random chunks: the same bits");
+    is_int(n_same, n_seqs, "in a crowd, in random chunks: the same bits");
 }
 
 /* Move a sequence's pages elsewhere, spoil the old ones, compute its last token. */
@@ -279,7 +293,7 @@ static void check_ranks(int n_ranks)
         memcpy(of_one_rank, alone, sizeof alone);
         return;
     }
-    for (int i = 0; i < N_SEQS * N_VOCAB; i++) {
+    for (int i = 0; i < n_seqs * N_VOCAB; i++) {
         diff += ((double)got[i] - (double)want[i]) * ((double)got[i] - (double)want[i]);
         norm += (double)want[i] * (double)want[i];
     }
@@ -289,6 +303,7 @@ static void check_ranks(int n_ranks)
 
 static void check_model(const char *config, int n_ranks)
 {
+    n_seqs = n_ranks > 1 && !is_long ? N_FEW : N_SEQS;
     open_model(config, n_ranks);
     run_init(r, m);
     r->page_step = 7;
@@ -304,6 +319,7 @@ int main(void)
     static const int n_ranks[] = {1, 2, 4};
     unsigned seed = tap_seed(1);
 
+    is_long = tap_is_long();
     log_set_level(LOG_LEVEL_WARN);
     r = malloc(sizeof *r);
     for (size_t i = 0; i < sizeof models / sizeof models[0]; i++) {

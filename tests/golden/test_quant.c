@@ -23,7 +23,7 @@
 #define HEADER_CAP ((size_t)1 << 20)
 
 enum scaling { PER_TENSOR, PER_ROW, PER_BLOCK, PACKED };
-enum layout { AWQ, GPTQ, COMPRESSED_INT4 };
+enum layout { AWQ, GPTQ, COMPRESSED_INT4, NVFP4, MODELOPT_NVFP4, MXFP4 };
 
 #define COMPRESSED(weights, inputs)                                                               \
     "{\"quant_method\":\"compressed-tensors\",\"format\":\"float-quantized\",\"config_groups\":{" \
@@ -100,6 +100,22 @@ static const struct format {
      .layout = COMPRESSED_INT4,
      .group = 128,
      .zeros = true},
+    {.name = "NVFP4",
+     .scaling = PACKED,
+     .left_out = "o_proj",
+     .config = "{\"quant_method\":\"compressed-tensors\",\"format\":\"nvfp4-pack-quantized\"}",
+     .layout = NVFP4,
+     .group = 16},
+    {.name = "NVFP4 of ModelOpt",
+     .scaling = PACKED,
+     .config = "{\"quant_method\":\"modelopt\",\"quant_algo\":\"NVFP4\"}",
+     .layout = MODELOPT_NVFP4,
+     .group = 16},
+    {.name = "MXFP4",
+     .scaling = PACKED,
+     .config = "{\"quant_method\":\"compressed-tensors\",\"format\":\"mxfp4-pack-quantized\"}",
+     .layout = MXFP4,
+     .group = 32},
 };
 
 static bool on_gpu;
@@ -329,6 +345,9 @@ static void add_coded(const struct format *t, struct file *q, const char *stem,
                       (struct words){zeros, m->groups, m->rows, false, false});
         add_scales(q, stem, m, "weight_scale", t->scale_dtype, false);
         break;
+    case NVFP4:
+    case MODELOPT_NVFP4:
+    case MXFP4: break; /* add_floats() */
     }
     free(codes), free(zeros);
 }
@@ -356,6 +375,69 @@ static void code_group(const struct format *t, float *out, const struct coded *m
     }
 }
 
+/* --- one matrix of floats of four bits ------------------------------------------------------- */
+
+/* The code of e2m1 that is nearest to x, and what it means. */
+static uint8_t nearest(float x, float *means)
+{
+    static const float values[8] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
+    uint8_t best = 0;
+
+    for (uint8_t i = 1; i < 8; i++) {
+        if (fabsf(fabsf(x) - values[i]) < fabsf(fabsf(x) - values[best]))
+            best = i;
+    }
+    *means = x < 0.0f ? -values[best] : values[best];
+    return x < 0.0f ? best | 8 : best;
+}
+
+/* The scale of a group, whose largest element is amax, as a byte and as the loader reads it. */
+static float float_scale(enum layout layout, float amax, float global, uint8_t *byte)
+{
+    if (layout == MXFP4)
+        return hold("F8_E8M0", amax / 6.0f, byte);
+    *byte = k_e4m3_round(amax / 6.0f * (layout == NVFP4 ? global : 1.0f / global));
+    *byte = *byte == 0 ? 1 : *byte;
+    return layout == NVFP4 ? k_e4m3_value(*byte) / global : k_e4m3_value(*byte) * global;
+}
+
+static void add_floats(const struct format *t, struct file *q, float *means, const char *stem,
+                       const struct coded *m, const float *w)
+{
+    size_t n = (size_t)m->rows * (size_t)m->cols, n_groups = n / (size_t)t->group;
+    uint8_t *bytes = calloc(n, 1), *scales = malloc(n_groups);
+    float amax = 1e-6f, global;
+    char name[300], shape[60];
+
+    for (size_t i = 0; i < n; i++)
+        amax = fmaxf(amax, fabsf(w[i]));
+    global = t->layout == NVFP4 ? 6.0f * K_E4M3_MAX / amax : amax / (6.0f * K_E4M3_MAX);
+    for (size_t i = 0; i < n; i += (size_t)t->group) {
+        float most = 1e-6f, scale;
+
+        for (size_t k = i; k < i + (size_t)t->group; k++)
+            most = fmaxf(most, fabsf(w[k]));
+        scale = float_scale(t->layout, most, global, &scales[i / (size_t)t->group]);
+        for (size_t k = i; k < i + (size_t)t->group; k++) {
+            bytes[k / 2] =
+                (uint8_t)(bytes[k / 2] | nearest(w[k] / scale, &means[k]) << 4 * (k % 2));
+            means[k] *= scale;
+        }
+    }
+    snprintf(name, sizeof name, "%s.%s", stem,
+             t->layout == MODELOPT_NVFP4 ? "weight" : "weight_packed");
+    snprintf(shape, sizeof shape, "%d,%d", m->rows, m->cols / 2);
+    add(q, name, "U8", shape, bytes, n / 2);
+    snprintf(name, sizeof name, "%s.weight_scale", stem);
+    snprintf(shape, sizeof shape, "%d,%d", m->rows, m->cols / t->group);
+    add(q, name, t->layout == MXFP4 ? "U8" : "F8_E4M3", shape, scales, n_groups);
+    snprintf(name, sizeof name, "%s.%s", stem,
+             t->layout == NVFP4 ? "weight_global_scale" : "weight_scale_2");
+    if (t->layout != MXFP4)
+        add(q, name, "F32", "1", &global, 4);
+    free(bytes), free(scales);
+}
+
 /* m has its sizes. */
 static void pack_matrix(const struct format *t, struct file *q, struct file *twin, const char *stem,
                         struct coded m, const float *w)
@@ -364,11 +446,14 @@ static void pack_matrix(const struct format *t, struct file *q, struct file *twi
     float *means = malloc(n * sizeof *means);
     char name[300], shape[60];
 
+    if (t->layout >= NVFP4)
+        add_floats(t, q, means, stem, &m, w);
     m.groups = m.cols / t->group;
     m.codes = malloc(n), m.zeros = malloc(n_groups), m.scales = malloc(2 * n_groups);
-    for (size_t i = 0; i < n_groups; i++)
+    for (size_t i = 0; i < n_groups && t->layout < NVFP4; i++)
         code_group(t, means + i * (size_t)t->group, &m, i, w + i * (size_t)t->group);
-    add_coded(t, q, stem, &m);
+    if (t->layout < NVFP4)
+        add_coded(t, q, stem, &m);
     snprintf(name, sizeof name, "%s.weight", stem);
     snprintf(shape, sizeof shape, "%d,%d", m.rows, m.cols);
     add(twin, name, "F32", shape, means, n * sizeof *means);
@@ -719,7 +804,7 @@ int main(void)
     const char *device = getenv("QUIRE_TEST_DEVICE");
     static int32_t text[RUN_TOKENS];
     struct demo d = {.files = NULL};
-    int n = golden_text(text, 400), n_right = 0;
+    int n = golden_text(text, tap_is_long() ? 400 : 200), n_right = 0;
     float *plain;
     size_t len;
     char path[4300];

@@ -10,12 +10,12 @@ import threading
 import time
 
 from drawn import CHAT, LINES, TEXT, ask, draw
-from harness import DEVICE, SRCDIR, Stack, Tap, crowd, need_nginx, until
+from harness import DEVICE, LONG, SRCDIR, Stack, Tap, crowd, need_nginx, until
 
 need_nginx()
 tap = Tap()
 SEED = int(os.environ.get("SEED", "1"))
-N_REQUESTS = int(os.environ.get("N_REQUESTS", "100"))
+N_REQUESTS = int(os.environ.get("N_REQUESTS", "100" if LONG else "50"))
 FORCED = '{"method": "forced"}'
 METHODS = ['{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 2, '
            '"prompt_lookup_max": 4}', '{"method": "suffix"}']
@@ -39,14 +39,14 @@ def forms(s):
         questions = json.load(f)
     for temperature in (0, 0.8):
         more = dict(temperature=temperature, seed=7, max_tokens=120)
-        for q in [q for q in questions if q["task"] == "extraction"][:8]:
+        for q in [q for q in questions if q["task"] == "extraction"][:8 if LONG else 4]:
             answer = json.loads(q["expected"])
             schema = {"type": "object", "properties": {k: kind_of(v) for k, v in answer.items()},
                       "required": list(answer), "additionalProperties": False}
             yield CHAT, dict(s.chat("?"), messages=q["messages"], response_format={
                 "type": "json_schema", "json_schema": {"name": "a", "strict": True, "schema": schema}},
                 **more)
-        for q in [q for q in questions if q["task"] == "tool_call"][:4]:
+        for q in [q for q in questions if q["task"] == "tool_call"][:4 if LONG else 2]:
             yield CHAT, dict(s.chat("?"), messages=q["messages"], tools=q["tools"],
                              tool_choice="required", **more)
 

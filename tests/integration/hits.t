@@ -151,7 +151,7 @@ def compare_types():
     worst = max(abs(want[t] - got.get(t, 9)) for t in want)
     tap.ok(half * 2 == size, "%d bytes, not %d" % (half, size))
     tap.eq((hit, hit_of_half), (592, 592), "the same hits")
-    tap.ok(0 < worst < 0.02, "a prompt in ten steps: log probabilities within %.4f" % worst)
+    tap.ok(0 < worst < 0.1, "a prompt in ten steps: log probabilities within %.4f" % worst)
     r = subprocess.run([os.path.join(BUILDDIR, "quire-engine"), "--model", twin.small("dddf"), "--device", "cpu",
                         "--mamba-ssm-cache-dtype", "half"], capture_output=True, encoding="utf-8")
     tap.ok(r.returncode != 0 and "use auto, float32 or bfloat16" in r.stderr, "another type is refused")

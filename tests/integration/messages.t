@@ -102,7 +102,7 @@ def answers(s):
     tap.ok(r["id"].startswith("msg_"), "its id", r["id"])
     r = both(s, body_of("Hello", max_tokens=3), "max_tokens")
     tap.eq((r["stop_reason"], r["usage"]["output_tokens"]), ("max_tokens", 3), "max_tokens: why")
-    r = both(s, body_of("Hello", max_tokens=5000, ignore_eos=True), "more than there is room for")
+    r = both(s, body_of("Hello. " * 400, max_tokens=5000, ignore_eos=True), "more than there is room for")
     u = r["usage"]
     tap.eq((r["stop_reason"], u["output_tokens"] + anonymous(r)["usage"][0]),
            ("model_context_window_exceeded", 2048), "it ends with the context")

@@ -96,7 +96,7 @@ with tap.section("one process"), Stack(engine=["--enable-prefix-caching", "false
 
 for stages, ranks in ((2, 1), (4, 1), (3, 2)) if EXACT else ((2, 1),):
     with tap.section("%d stages of %d ranks" % (stages, ranks)), \
-            Nodes(stages, ranks, store=True, host="64M") as s:
+            Nodes(stages, ranks, store=True, host="32M") as s:
         got, cached = ask_all(s)
         tap.eq(got, want, "two nodes say what one process says")
         if not EXACT:
@@ -128,13 +128,13 @@ for name, make in (("windows beside all tokens", lambda: twin.windows(48, (2, 5)
         folder = make()
         with Stack(model=folder) as s:
             one, _ = ask_all(s)
-        with Nodes(3 if EXACT else 2, model=folder, host="64M") as s:
+        with Nodes(3 if EXACT else 2, model=folder, host="32M") as s:
             got, _ = ask_all(s)
             tap.eq(got, one, "two nodes say the same")
             got, cached = ask_all(s)
             tap.ok((got == one or not EXACT) and hits(cached), "and from the cache", str(cached))
 
-with tap.section("sleep"), Nodes(2, engine=["--sleep-after-s", 1], host="64M") as s:
+with tap.section("sleep"), Nodes(2, engine=["--sleep-after-s", 1], host="32M") as s:
     for turn in range(2):
         got, cached = ask_all(s)
         tap.ok(got == want and (turn == 0 or hits(cached)), "awake, turn %d" % turn, str(cached))
@@ -144,7 +144,7 @@ with tap.section("sleep"), Nodes(2, engine=["--sleep-after-s", 1], host="64M") a
 
 for fault in ("device_sleep:1", "device_wake:1"):
     with tap.section("node 1 has no memory: " + fault), \
-            Nodes(2, engine=["--sleep-after-s", 1], host="64M", far_env={"QUIRE_FAULT": fault}) as s:
+            Nodes(2, engine=["--sleep-after-s", 1], host="32M", far_env={"QUIRE_FAULT": fault}) as s:
         tap.eq(say(s, PROMPTS[3])[0], want[3], "awake")
         tap.ok(until(s.is_sleeping), "it sleeps, perhaps at the second attempt", s.logs())
         tap.eq(say(s, PROMPTS[3])[0], want[3], "and wakes")

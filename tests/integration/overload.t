@@ -68,10 +68,11 @@ if len(sys.argv) == 4 and sys.argv[1] == "ask":
 need_nginx()
 tap = Tap()
 PATH = "/v1/completions"
-OVER_S = 7 if LONG else 4  # how long the load of ten times capacity is watched
+OVER_S = 7 if LONG else 3  # how long the load of ten times capacity is watched
 SEATS, QUEUE = 4, 8  # of the server under load: so many run, so many wait
 N_TOKENS = 80
-N_SHORT = 16
+N_SHORT = 16 if LONG else 8
+BESIDE_S = 5 if LONG else 3  # how long a key is watched beside a greedy one
 MOST_RATE = 40  # requests a second that the server under load serves
 
 
@@ -237,7 +238,7 @@ with tap.section("ten times capacity"), \
     until(lambda: len(greedy.served) > 2 * SEATS, 30, 0.05)
     n_greedy, began = len(greedy.served), time.monotonic()
     modest = Load(s, "modest", 4, headers=auth(31)).start()
-    time.sleep(5)
+    time.sleep(BESIDE_S)
     n_greedy, took = len(greedy.served) - n_greedy, time.monotonic() - began
     waits = statistics.median(t for _, t in modest.served)
     modest.end(), greedy.end()
@@ -259,7 +260,7 @@ with tap.section("a refusal costs nothing"), \
     long = s.completion("Count", max_tokens=1900, ignore_eos=True)
     slow = s.open_stream(PATH, long)
     slow.response.readline()
-    waits = threading.Thread(target=crowd, args=(1, lambda i: s.post(PATH, long)), daemon=True)
+    waits = threading.Thread(target=crowd, args=(1, lambda i: s.post(PATH, dict(long, max_tokens=2))), daemon=True)
     waits.start()
     until(lambda: s.metric("vllm:num_requests_waiting") == 1)
     before = s.metric("quire:requests_rejected_total")
@@ -350,7 +351,7 @@ with tap.section("answers of several choices"), \
                for w, n in ((ask_many, 4), (ask_one, 12)) for i in range(n)]
     for t in threads:
         t.start()
-    time.sleep(8 if LONG else 4)
+    time.sleep(8 if LONG else 2)
     stop.set()
     for t in threads:
         t.join(60)
@@ -365,7 +366,7 @@ with tap.section("answers of several choices"), \
 
 with tap.section("choices that wait for each other"), \
         Stack(engine=["--max-num-seqs", 1, "--queue-timeout-s", 1], n_fronts=1) as s:
-    told = s.stream(PATH, s.completion("Count", n=2, max_tokens=1900, ignore_eos=True))
+    told = s.stream(PATH, s.completion("Count", n=2, max_tokens=1900 if LONG else 1300, ignore_eos=True))
     waited = s.metrics()["vllm:request_queue_time_seconds_sum" + '{model_name="demo",engine="0"}']
     tap.ok(odd_end(told) is None and told.status == 200 and len(told.finish) == 2,
            "the second choice may wait for longer than queue_timeout_s: %.1f s" % waited,

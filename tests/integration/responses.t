@@ -376,7 +376,7 @@ with tap.section("reasoning"), tempfile.NamedTemporaryFile("w", suffix=".jinja")
         tap.eq(s.post(PATH, body_of(talk, max_output_tokens=3)).status, 200, "and is taken back")
 with tap.section("an engine that dies"), Stack() as s:
     body = body_of("Tell me a story", include=["message.output_text.logprobs"], top_logprobs=1,
-                   max_output_tokens=1200, ignore_eos=True)
+                   max_output_tokens=800, ignore_eos=True)
     want, got = s.post(PATH, body).json, []
     t = threading.Thread(target=lambda: got.append(s.post(PATH, body).json))
     t.start()

@@ -27,6 +27,7 @@ def same(got, want):
 
 
 LENGTH = 300 if DEVICE == "cpu" else 1500  # a GPU says 300 tokens before anybody can kill it
+N_STREAMS = 16 if LONG else 8
 long_prompt = "Remember this. " + " ".join("Item %d is a lantern." % i for i in range(60))
 
 
@@ -109,9 +110,9 @@ with tap.section("engine killed"), Stack(store=True) as s:
         return until(lambda: s.metric("quire:store_pages_written_total") >= n, 20)
 
     bodies = [s.chat("Count from 1 to %d." % (90 + i), max_tokens=LENGTH + i, ignore_eos=True,
-                     **usage) for i in range(8)]
+                     **usage) for i in range(N_STREAMS // 2)]
     bodies += [s.chat("Tell me a long story.", max_tokens=LENGTH, ignore_eos=True, temperature=1,
-                      seed=77 + i, **usage) for i in range(8)]
+                      seed=77 + i, **usage) for i in range(N_STREAMS // 2)]
     want = crowd(len(bodies), lambda i: s.stream(chat, bodies[i]))
     tap.ok(all(t.done and t.finish[0] == "length" for t in want), "undisturbed streams are whole")
     for turn, sig in (("kill -9", signal.SIGKILL), ("kill -9 again", signal.SIGKILL)):
@@ -171,7 +172,7 @@ with tap.section("engine killed"), Stack(store=True) as s:
 with tap.section("a long drain"), Stack(front=["--engine-wait-ms", "4000"]) as s:
     bodies = [s.chat("Count from 1 to 100.", max_tokens=min((3 if LONG else 2) * LENGTH, 1900),
                      ignore_eos=True)
-              for _ in range(16)]
+              for _ in range(N_STREAMS)]
     before = s.engine.pid
     late = []
 
@@ -190,7 +191,7 @@ with tap.section("a long drain"), Stack(front=["--engine-wait-ms", "4000"]) as s
     tap.note("%.1f s" % (time.monotonic() - began))
 
 with tap.section("front drains"), Stack() as s:
-    bodies = [s.chat("Count from 1 to 100.", max_tokens=LENGTH + 100, ignore_eos=True) for _ in range(8)]
+    bodies = [s.chat("Count from 1 to 100.", max_tokens=LENGTH + 100, ignore_eos=True) for _ in range(N_STREAMS // 2)]
     want = s.stream(chat, bodies[0])
     before = [f.pid for f in s.fronts]
     got = mid_stream(s, bodies, lambda: [f.kill(signal.SIGTERM) for f in s.fronts])

@@ -18,7 +18,7 @@ chat = "/v1/chat/completions"
 ROUNDS = int(os.environ.get("ROUNDS") or (5 if LONG else 2))
 SECONDS = float(os.environ.get("ROUNDS_SECONDS") or 600)
 draw_seed(tap)
-N_STREAMS = 64 if LONG else 24
+N_STREAMS = 64 if LONG else 16
 LENGTH = 120 if DEVICE == "cpu" else 1500
 schema = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 40},
                                            "tags": {"type": "array", "items": {"enum": ["a", "b"]},
@@ -77,7 +77,7 @@ def same(got, want):
         for i, d in want[2].items())
 
 
-with Stack(host="256M", store=True) as s:
+with Stack(host="64M", store=True) as s:
     asked = bodies(s)
     want = [told(t) for t in crowd(N_STREAMS, lambda i: s.stream(chat, asked[i]), 300)]
     tap.eq([i for i, w in enumerate(want) if not w[0] or w[1]], [], "undisturbed streams are whole")

@@ -20,8 +20,10 @@ TOLD_MAX = 20000  # answers and events that are kept
 # Texts and numbers of any value: in these answers of one shape differ.
 FREE = {
     "id", "item_id", "call_id", "response_id", "content", "text", "delta", "arguments", "token",
-    "tokens", "reasoning", "reasoning_content", "message", "obfuscation"
+    "tokens", "reasoning", "reasoning_content", "message", "obfuscation", "previous_response_id",
+    "first_id", "last_id", "system_fingerprint"
 }
+BY_TOKEN = {"top_logprobs", "prompt_logprobs"}  # of completions: their keys are tokens
 
 
 def find_modules():
@@ -99,6 +101,8 @@ def some(v):
 
 def shape(v, name=None):
     """What a schema could find wrong with it: free texts, and lists of what is alike, are cut."""
+    if isinstance(v, dict) and name in BY_TOKEN and "token" not in v:
+        return shape(list(v.values()))
     if isinstance(v, dict):
         return {k: shape(v[k], k) for k in some(list(v))}
     if isinstance(v, list):

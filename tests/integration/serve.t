@@ -131,7 +131,7 @@ def refused(*args):
 
 def story(**fields):
     return dict({"model": "demo", "prompt": "Tell me a short story.", "temperature": 0,
-                 "max_tokens": 1200, "ignore_eos": True}, **fields)
+                 "max_tokens": 700, "ignore_eos": True}, **fields)
 
 
 with tap.section("serve"), Served(MODEL, "--port", 0, "--served-model-name", "demo", "second",

@@ -137,12 +137,14 @@ with tap.section("the work of each rank"), \
                           "--engine-socket", s.engine_socket], capture_output=True, text=True)
     tap.eq([x[:15] for x in top.stdout.splitlines() if "in sums over ranks" in x],
            ["stage %d rank %d:" % (i, k) for i in (0, 1) for k in (0, 1)], "quire top as well")
-    r = subprocess.run([os.path.join(BUILDDIR, "quire"), "bench", "latency", "--model", MODEL,
-                        "--device", "cpu", "--tensor-parallel-size", "2"],
+    r = subprocess.run([os.path.join(BUILDDIR, "quire"), "bench", "throughput", "--model", MODEL,
+                        "--device", "cpu", "--tensor-parallel-size", "2", "--num-prompts", "2",
+                        "--input-len", "64", "--output-len", "32", "--num-pages", "64",
+                        "--max-model-len", "128"],
                        capture_output=True, text=True, timeout=120)
     tap.ok("stage 0 rank 1: " in r.stdout, "and quire bench", r.stdout + r.stderr)
 
-with tap.section("sleep"), Stack(engine=ranks(2) + ["--sleep-after-s", 1], host="64M") as s:
+with tap.section("sleep"), Stack(engine=ranks(2) + ["--sleep-after-s", 1], host="32M") as s:
     for turn in range(2):
         got, cached = ask_all(s)
         tap.ok(got == want and (turn == 0 or hits(cached)), "awake, turn %d" % turn, str(cached))
@@ -152,7 +154,7 @@ with tap.section("sleep"), Stack(engine=ranks(2) + ["--sleep-after-s", 1], host=
     tap.eq(say(s, PROMPTS[-1])[0], want[-1], "awake once more")
 
 with tap.section("one rank cannot wake"), \
-        Stack(engine=ranks(4) + ["--sleep-after-s", 1], host="64M",
+        Stack(engine=ranks(4) + ["--sleep-after-s", 1], host="32M",
               env={"QUIRE_FAULT": "device_wake:3"}) as s:
     tap.eq(say(s, PROMPTS[3])[0], want[3], "awake")
     tap.ok(until(s.is_sleeping), "it falls asleep", s.logs())
@@ -160,7 +162,7 @@ with tap.section("one rank cannot wake"), \
     tap.ok("cannot wake" in s.engine.said() and not s.engine.exits, "in the same life", s.logs())
 
 with tap.section("one rank cannot sleep"), \
-        Stack(engine=ranks(2) + ["--sleep-after-s", 1], host="64M",
+        Stack(engine=ranks(2) + ["--sleep-after-s", 1], host="32M",
               env={"QUIRE_FAULT": "device_sleep:2"}) as s:
     tap.eq(say(s, PROMPTS[3])[0], want[3], "awake")
     tap.ok(until(lambda: "cannot sleep" in s.engine.said()), "it stays awake", s.logs())
@@ -181,7 +183,7 @@ for name, make in (("windows beside all tokens", lambda: twin.windows(48, (2, 5)
     with tap.section(name):
         folder, said = make(), []
         for n in (1, 2, 4):
-            with Stack(model=folder, engine=ranks(n), host="64M") as s:
+            with Stack(model=folder, engine=ranks(n), host="32M") as s:
                 texts, _ = ask_all(s)
                 tap.ok(another_life(s, signal.SIGTERM), "a restart")
                 again, cached = ask_all(s)

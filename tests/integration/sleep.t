@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 
-from harness import (BUILDDIR, DEVICE, MODEL, STORY, Stack, Tap, cpu_seconds, crowd, draw_seed,
+from harness import (BUILDDIR, DEVICE, LONG, MODEL, STORY, Stack, Tap, cpu_seconds, crowd, draw_seed,
                      need_nginx, until)
 
 need_nginx()
@@ -81,7 +81,7 @@ with tap.section("what it says when it never sleeps"), Stack() as s:
     tap.eq(is_asleep(s), False, "sleep is for those who ask for it")
     tap.eq(s.get("/health").json, {}, "/health has nothing to add")
 
-with tap.section("asleep and awake"), Stack(engine=SLEEPY, host="256M") as s:
+with tap.section("asleep and awake"), Stack(engine=SLEEPY, host="64M") as s:
     pid = s.engine.pid
     for turn in range(3):
         got = [ask(s, i) for i in range(N)]
@@ -141,7 +141,7 @@ with tap.section("a probe is nobody's request"), Stack(engine=SLEEPY) as s:
         return is_asleep(s)
     tap.ok(until(probed, 15), "it falls asleep beside deep looks at its health")
 
-with tap.section("a crowd at its bed"), Stack(engine=SLEEPY, host="256M") as s:
+with tap.section("a crowd at its bed"), Stack(engine=SLEEPY, host="64M") as s:
     for turn in range(2):
         tap.ok(falls_asleep(s), "it sleeps")
         got = crowd(40, lambda i: ask(s, i % N)[0])
@@ -165,7 +165,7 @@ with tap.section("to and fro"), tempfile.TemporaryDirectory() as large:
         texts = [ask(s, i)[0] for i in range(N)]
 
         bad = []
-        for turn in range(10):
+        for turn in range(10 if LONG else 5):
             time.sleep(1 + random.uniform(-0.02, 0.2))
             for k in random.sample(range(N), random.choice((1, 2))):
                 text = ask(s, k)[0]
@@ -288,7 +288,7 @@ if cpu:
         tap.eq(got.pop(), True, "40 wait, though 4 may when it is awake")
         tap.eq(got, [want[i % N] for i in range(40)], "and all are served")
 
-with tap.section("SIGTERM and kill -9"), Stack(engine=SLEEPY, host="256M") as s:
+with tap.section("SIGTERM and kill -9"), Stack(engine=SLEEPY, host="64M") as s:
     for sig in (signal.SIGTERM, signal.SIGKILL):
         before = [ask(s, i)[0] for i in range(N)]
         tap.ok(falls_asleep(s), "it sleeps")
@@ -306,7 +306,7 @@ with tap.section("faults"):
                                 ("device_sleep:1", "cannot sleep", True),
                                 ("device_wake:1", "cannot wake", True),
                                 ("device_wake:2", "", True)):
-        with Stack(engine=SLEEPY, host="256M", env={"QUIRE_FAULT": fault}) as s:
+        with Stack(engine=SLEEPY, host="64M", env={"QUIRE_FAULT": fault}) as s:
             texts = []
             for turn in range(2):
                 texts += [ask(s, i)[0] for i in range(2)]
@@ -318,7 +318,7 @@ with tap.section("faults"):
             tap.eq(s.engine.exits, [], fault + ": the engine lives")
 
 with tap.section("copies that never end"), \
-        Stack(engine=SLEEPY, host="256M", env={"QUIRE_FAULT": "copy_stuck:1+"}) as s:
+        Stack(engine=SLEEPY, host="64M", env={"QUIRE_FAULT": "copy_stuck:1+"}) as s:
     del s.engine.env["QUIRE_FAULT"]  # the next one's device works
     tap.eq(ask(s, 0)[0], want[0], "copies are stuck: the same text")
     tap.ok(until(lambda: s.engine.exits, 15), "it does not wait for them without end", s.logs())
@@ -355,8 +355,8 @@ with tap.section("systemd's watchdog"):
             tap.ok(any("STATUS=asleep" in text for _, text in heard), "and tells systemd", heard)
 
 if cpu:
-    with tap.section("two models on one machine"), Stack(engine=SLEEPY, host="256M") as a, \
-            Stack(engine=SLEEPY, host="256M") as b:
+    with tap.section("two models on one machine"), Stack(engine=SLEEPY, host="64M") as a, \
+            Stack(engine=SLEEPY, host="64M") as b:
         # What is not the device's stays; so measured from an engine that sleeps.
         tap.ok(falls_asleep(a) and falls_asleep(b), "both sleep")
         rest_mib = [status_mib(s, "RssAnon") for s in (a, b)]

@@ -8,12 +8,13 @@ import signal
 import socket
 import time
 
-from harness import Stack, Tap, cpu_seconds, crowd, need_nginx, until
+from harness import LONG, Stack, Tap, cpu_seconds, crowd, need_nginx, until
 
 need_nginx()
 tap = Tap()
 chat = "/v1/chat/completions"
-N = 200
+N = 200 if LONG else 100
+N_SLOW = 600 if LONG else 400  # tokens of each choice of a slow reader
 
 
 def numbers(text):
@@ -22,7 +23,7 @@ def numbers(text):
     return got == [str(i + 1) for i in range(len(got))] and len(got)
 
 
-with tap.section("200 streams"), Stack() as s:
+with tap.section("many streams"), Stack() as s:
     def one(i):
         # Each waits a little of its own: admissions and ends do not fall together.
         time.sleep((i % 20) * 0.01)
@@ -36,12 +37,12 @@ with tap.section("200 streams"), Stack() as s:
     cpu = [cpu_seconds(p) - c for p, c in
            zip((s.engine.pid, s.fronts[0].pid, s.fronts[1].pid), cpu)]
     tokens = sum(t.usage["completion_tokens"] for t in told if getattr(t, "usage", None))
-    tap.eq(sum(getattr(t, "done", False) for t in told), N, "200 streams are complete")
+    tap.eq(sum(getattr(t, "done", False) for t in told), N, "%d streams are complete" % N)
     tap.ok(all(numbers(t.text[0]) == 20 for t in told), "each counts to 20 in order")
     tap.ok(all(t.text == want for t in told), "each as alone")
     ids = [set(e["id"] for e in t.events) for t in told]
     tap.ok(all(len(i) == 1 for i in ids) and len(set.union(*ids)) == N,
-           "one id a stream, 200 different")
+           "one id a stream, %d different" % N)
     tap.note("%.1f s, %d tokens; CPU seconds: engine %.2f, fronts %.2f + %.2f" %
              (took, tokens, *cpu))
     tap.ok(s.idle(), "idle afterwards")
@@ -124,7 +125,7 @@ with tap.section("client that stops reading"), Stack(front=["--client-stall-s", 
     stuck.close()
 
     # A slow one that reads on gets everything.
-    slow = s.open_stream("/v1/completions", dict(many, prompt=["Count"] * 2, max_tokens=600),
+    slow = s.open_stream("/v1/completions", dict(many, prompt=["Count"] * 2, max_tokens=N_SLOW),
                          receive_bytes=2048)
     n, text = 0, {0: "", 1: ""}
     for event in slow:
@@ -133,7 +134,7 @@ with tap.section("client that stops reading"), Stack(front=["--client-stall-s", 
         n += 1
         if n % 100 == 0:
             time.sleep(0.2)
-    quick = s.post("/v1/completions", dict(many, prompt=["Count"] * 2, max_tokens=600))
+    quick = s.post("/v1/completions", dict(many, prompt=["Count"] * 2, max_tokens=N_SLOW))
     tap.ok(slow.done, "a slow reader gets its [DONE]")
     tap.eq([text[0], text[1]], [c["text"] for c in quick.json["choices"]], "and the whole text")
 

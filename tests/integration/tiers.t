@@ -50,7 +50,7 @@ def saved(s, n):
 
 
 def tiers(**kw):
-    return Stack(engine=SMALL, host="256M", **kw)
+    return Stack(engine=SMALL, host="64M", **kw)
 
 
 with Stack(engine=["--enable-prefix-caching", "false"]) as s:
@@ -134,7 +134,7 @@ with tap.section("the disk behind it"), tiers(store=True) as s:
 with tap.section("another engine"), tiers() as s:
     ask(s, 0, "first")
     tap.ok(saved(s, 10), "pages go to host memory")
-    with Stack(engine=SMALL, host="256M", host_file=s.host_file) as other:
+    with Stack(engine=SMALL, host="64M", host_file=s.host_file) as other:
         tap.eq(ask(other, 0, "a second engine")[0], want[0], "serves without the tier")
         tap.ok("another engine uses" in other.engine.said(), "and says why")
     tap.eq(ask(s, 0, "the first")[0], want[0], "the first goes on")

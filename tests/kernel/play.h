@@ -28,6 +28,7 @@ struct play_thread {
     dim3 idx;
     bool done;
     int n_met;     /* how often it has waited for others */
+    int n_all;     /* how often for all of the block */
     float told[2]; /* to them, in turns: nobody is two ahead of whom he waits for */
 };
 
@@ -62,7 +63,7 @@ static void play_begin(int i)
         abort();
     t->idx = dim3(i % play.block_dim.x, i / play.block_dim.x, 0);
     t->done = false;
-    t->n_met = 0;
+    t->n_met = t->n_all = 0;
     (void)getcontext(&t->context);
     t->context.uc_stack.ss_sp = t->stack;
     t->context.uc_stack.ss_size = PLAY_STACK;

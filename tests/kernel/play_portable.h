@@ -19,13 +19,14 @@ static struct {
     const char *row;
 } play_told[2][PLAY_THREADS];
 
-/* All threads of the block meet. */
+/* All threads of the block meet; warps may have met among themselves more or less often. */
 static void __syncthreads(void)
 {
-    int turn = play.threads[play.current].n_met++, self = play.current;
+    int turn = play.threads[play.current].n_all++, self = play.current;
 
+    play.threads[self].n_met++;
     for (int i = 0; i < play.n_threads; i++) {
-        while (!play.threads[i].done && play.threads[i].n_met <= turn)
+        while (!play.threads[i].done && play.threads[i].n_all <= turn)
             (void)swapcontext(&play.threads[self].context, &play.scheduler);
     }
 }
@@ -57,9 +58,25 @@ static uint32_t min(uint32_t a, uint32_t b)
 
 #include "kernels/e4m3.cuh"
 
-static float play_bf16(uint32_t two, int half)
+/* One of two of bfloat16, or of float16. */
+template <bool HALF> static float play_half_of(uint32_t two, int half)
 {
-    return __uint_as_float(half == 0 ? two << 16 : two & 0xffff0000U);
+    __half_raw raw;
+
+    if (!HALF)
+        return __uint_as_float(half == 0 ? two << 16 : two & 0xffff0000U);
+    raw.x = (unsigned short)(half == 0 ? two : two >> 16);
+    return __half2float(raw);
+}
+
+static uint4 portable_load_once(const void *p)
+{
+    return *(const uint4 *)p;
+}
+
+static uint32_t __funnelshift_r(uint32_t low, uint32_t high, uint32_t by)
+{
+    return (uint32_t)(((uint64_t)high << 32 | low) >> (by & 31));
 }
 
 /* Element k of a row of a, or of a column of b, is in the lane of its row and pair. */
@@ -71,7 +88,6 @@ static void portable_multiply(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t 
     auto *told = play_told[play.threads[self].n_met & 1];
     const uint32_t a[4] = {a0, a1, a2, a3}, b[2] = {b0, b1};
 
-    static_assert(!HALF, "products of bfloat16 are played");
     memcpy(told[self].a, a, sizeof a);
     memcpy(told[self].b, b, sizeof b);
     __syncwarp();
@@ -81,8 +97,9 @@ static void portable_multiply(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t 
         for (int k = 0; k < 16; k++) {
             int pair = k % 8 / 2;
 
-            c[i] += play_bf16(told[first + row % 8 * 4 + pair].a[row / 8 + k / 8 * 2], k % 2) *
-                    play_bf16(told[first + col * 4 + pair].b[k / 8], k % 2);
+            c[i] +=
+                play_half_of<HALF>(told[first + row % 8 * 4 + pair].a[row / 8 + k / 8 * 2], k % 2) *
+                play_half_of<HALF>(told[first + col * 4 + pair].b[k / 8], k % 2);
         }
     }
 }

@@ -49,6 +49,9 @@ int played_latent(const struct played_latent *of);
 /* k_adapt_in() and k_adapt_out() on host memory. 0, or -1 for a fault. */
 int played_adapt(const struct k_adapting *a);
 
+/* k_multiply() by the portable kernel on host memory. 0, or -1 for a fault. */
+int played_multiply(const struct k_product *p, int n);
+
 /* What went wrong in the playing of the others; NULL: nothing. */
 const char *played_fault(void);
 

@@ -5,6 +5,7 @@
  * experts, all formats, sizes that fill no tile, and sizes whose rows are not whole 16 bytes. The
  * same call gives the same bits, and a token's bits depend on the others only through the limit
  * between few tokens and many. */
+#include "kernels/mixing.h"
 #include "kernels/packed.h"
 #include "tests/kernel/gpu.h"
 
@@ -69,10 +70,16 @@ static void make_rows(uint8_t *file, float *w, const struct k_mxfp4_rows *rows, 
     }
 }
 
+static void spread_codes(uint32_t *record)
+{
+    for (int i = 0; i < K_MXFP4_CODES / 4; i++)
+        record[i] = k_float4_spread(record[i]);
+}
+
 /* An expert's rows in the arrangement of mxfp4.h, by the reference of packed.h. */
 static void pack_rows(uint8_t *out, const uint8_t *file, const struct k_mxfp4_rows *rows, int n_in)
 {
-    const struct k_packing packing = {4, K_MXFP4_GROUP, 1, 0, false};
+    const struct k_packing packing = {4, K_MXFP4_GROUP, 1, 0, false, false};
     int n_cols = k_mxfp4_records(n_in) * K_MXFP4_COLS, n_groups = n_cols / K_MXFP4_GROUP;
     const uint8_t *exponents = file + (size_t)rows->n_rows * (size_t)n_in / 2;
     uint8_t *codes = malloc(16 * (size_t)n_cols), *scales = malloc(16 * (size_t)n_groups);
@@ -91,6 +98,8 @@ static void pack_rows(uint8_t *out, const uint8_t *file, const struct k_mxfp4_ro
                 scales[i * n_groups + group] = exponents[row * (n_in / K_MXFP4_GROUP) + group];
         }
         k_pack_strip(out, &packing, &from, 16, n_cols);
+        for (int i = 0; i < k_mxfp4_records(n_in); i++)
+            spread_codes((uint32_t *)(out + (size_t)i * K_MXFP4_RECORD));
         out += k_packed_strip_bytes(&packing, n_cols);
     }
     free(codes), free(scales);
@@ -400,11 +409,11 @@ static void run_experts(struct run *r, const k_bf16 *x, const float *own, int n,
                             .n_used = r->s.n_used,
                             .dim = r->s.dim};
     k_bf16 *dev_out = own != NULL ? gpu_bf16(own, n_out) : gpu_array(NULL, n_out * sizeof *dev_out);
+    const struct k_mixing_end end = {dev_out, &c, NULL};
     float *got;
 
-    gpu_must(k_run_experts(&r->m, x, r->norm.sums != NULL ? &r->norm : NULL, &r->dev_experts, n,
-                           r->s.n_used, SMS, device_cuda_stream(gpu)));
-    gpu_must(k_combine(dev_out, &r->m, &c, NULL, n, device_cuda_stream(gpu)));
+    gpu_must(k_run_experts(&r->m, x, r->norm.sums != NULL ? &r->norm : NULL, &r->dev_experts, &end,
+                           n, r->s.n_used, SMS, device_cuda_stream(gpu)));
     got = gpu_floats(dev_out, n_out);
     memcpy(out, got, n_out * sizeof *out);
     free(got);
@@ -493,8 +502,9 @@ static void check_alone(struct run *r, int n, int fewer)
     free(all), free(some);
 }
 
-/* The sum goes on to the residual and to the norm of the next product. */
-static void check_residual(struct run *r, int n)
+/* The sum goes on to the residual and to the norm of the next product. Few multiprocessors have
+ * several tiles of one token. */
+static void check_residual(struct run *r, int n, bool adds, int n_sms)
 {
     size_t n_out = (size_t)n * (size_t)r->s.dim, n_sums = n_out / 16;
     float *plain = malloc(n_out * sizeof *plain), *x = gpu_random(n_out, 1.0f);
@@ -506,11 +516,18 @@ static void check_residual(struct run *r, int n)
                           .norm = gpu_bf16(norm, (size_t)r->s.dim),
                           .normed = gpu_array(NULL, n_out * sizeof(k_bf16)),
                           .sums_out = gpu_array(NULL, n_sums * sizeof *sums)};
-    const struct k_combining c = {.n_used = r->s.n_used, .dim = r->s.dim};
+    float *own = adds ? gpu_random(n_out, 1.0f) : NULL;
+    const struct k_combining c = {.x = r->dev_x,
+                                  .switches = adds ? r->dev_switches : NULL,
+                                  .adds = adds,
+                                  .n_used = r->s.n_used,
+                                  .dim = r->s.dim};
+    const struct k_mixing_end end = {adds ? gpu_bf16(own, n_out) : NULL, &c, &p};
 
     route(r, r->dev_x, NULL, n);
-    run_experts(r, r->dev_x, NULL, n, plain);
-    gpu_must(k_combine(NULL, &r->m, &c, &p, n, device_cuda_stream(gpu)));
+    run_experts(r, r->dev_x, own, n, plain);
+    gpu_must(k_run_experts(&r->m, r->dev_x, NULL, &r->dev_experts, &end, n, r->s.n_used, n_sms,
+                           device_cuda_stream(gpu)));
     ok(gpu_get(got, p.residual, n_out * sizeof *got), "guard bands are whole");
     ok(gpu_get(sums, p.sums_out, n_sums * sizeof *sums), "guard bands are whole");
     normed = gpu_floats(p.normed, n_out);
@@ -523,7 +540,7 @@ static void check_residual(struct run *r, int n)
     gpu_compare(normed, want_normed, n_out, 2e-5, 1e-2, "normed");
     gpu_compare(sums, want_sums, n_sums, 1e-9, 1e-5, "sums of squares");
     free(plain), free(x), free(norm), free(got), free(sums), free(normed), free(want_normed);
-    free(want_sums);
+    free(want_sums), free(own);
 }
 
 static void check_shape(struct shape s, struct k_format f, int n_max, const char *format)
@@ -552,8 +569,11 @@ static void check_shape(struct shape s, struct k_format f, int n_max, const char
     check_alone(&r, 64 < n_max ? 64 : n_max, 9);
     if (n_max > many)
         check_alone(&r, n_max, many);
-    if (s.dim % 16 == 0)
-        check_residual(&r, 5);
+    if (s.dim % 16 == 0) {
+        check_residual(&r, 5, true, SMS);
+        check_residual(&r, 1, false, SMS);
+        check_residual(&r, 1, true, 3);
+    }
     if (s.dim % 16 == 0 && s.n_own == s.n_experts) {
         check_half_normed(&r, 1);
         check_half_normed(&r, n_max < 64 ? n_max : 61);

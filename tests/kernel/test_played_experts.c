@@ -115,11 +115,17 @@ static void make_e4m3(struct run *r, size_t n, bool in_blocks)
     r->p.scale_cols = (int)cols;
 }
 
+static void spread_codes(uint32_t *record)
+{
+    for (int i = 0; i < K_MXFP4_CODES / 4; i++)
+        record[i] = k_float4_spread(record[i]);
+}
+
 /* The strips of one expert, from its rows of codes and exponents. */
 static void pack_mxfp4(uint8_t *to, const struct k_mxfp4_rows *rows, const uint8_t *codes,
                        const uint8_t *exponents, int n_in)
 {
-    const struct k_packing packing = {4, K_MXFP4_GROUP, 1, 0, false};
+    const struct k_packing packing = {4, K_MXFP4_GROUP, 1, 0, false, false};
     size_t width = (size_t)n_in, groups = width / K_MXFP4_GROUP;
     uint8_t *own = calloc(16, width), *own_exponents = calloc(16, groups);
 
@@ -136,6 +142,8 @@ static void pack_mxfp4(uint8_t *to, const struct k_mxfp4_rows *rows, const uint8
             memcpy(own_exponents + i * groups, exponents + (size_t)row * groups, groups);
         }
         k_pack_strip(to, &packing, &from, 16, n_in);
+        for (int i = 0; i < k_mxfp4_records(n_in); i++)
+            spread_codes((uint32_t *)(to + (size_t)i * K_MXFP4_RECORD));
         to += (size_t)k_mxfp4_records(n_in) * K_MXFP4_RECORD;
     }
     free(own), free(own_exponents);

@@ -260,7 +260,8 @@ static void compare_blocks(enum k_product_kind kind, struct shape s)
 }
 
 /* A matrix of random codes, zeros and scales in records, on the device and, as numbers, in w. */
-static void *random_packed(float *w, const struct k_format *format, struct shape s)
+static void *random_packed(float *w, const float *row_scales, const struct k_format *format,
+                           struct shape s)
 {
     const struct k_packing packing = k_packing_of(format);
     size_t strip_bytes = k_packed_strip_bytes(&packing, s.n_in);
@@ -269,7 +270,8 @@ static void *random_packed(float *w, const struct k_format *format, struct shape
     uint8_t *all = malloc(bytes), *codes = malloc((size_t)s.n_in * 16), *zeros = malloc(n_numbers);
     uint16_t *scales = malloc(n_numbers * sizeof *scales);
     const struct k_unpacked from = {codes, (uint8_t *)scales, zeros};
-    const struct k_matrix m = {.data = all, .format = *format, .n_out = s.n_out, .n_in = s.n_in};
+    const struct k_matrix m = {
+        .data = all, .scales = row_scales, .format = *format, .n_out = s.n_out, .n_in = s.n_in};
     void *dev;
 
     for (int row = 0; row < s.n_out; row += 16) {
@@ -281,6 +283,9 @@ static void *random_packed(float *w, const struct k_format *format, struct shape
             scales[i] = gpu_round(0.02f * gpu_uniform());
             if (format->scale == K_F16)
                 memcpy(&scales[i], &half, 2);
+            if (packing.is_float) /* exponents of five binades, and some of the smallest */
+                ((uint8_t *)scales)[i] = (uint8_t)((gpu_uniform() + 1.0f) * 19.99f + 200.0f) %
+                                         (gpu_uniform() < -0.9f ? 7 : 256);
             zeros[i] = (uint8_t)((gpu_uniform() + 1.0f) * 8.49f); /* 0 .. 16, as GPTQ has it */
         }
         k_pack_strip(all + (size_t)(row / 16) * strip_bytes, &packing, &from, 16, s.n_in);
@@ -312,20 +317,27 @@ static void compare_packed(enum k_product_kind kind, struct shape s, struct k_fo
                            bool all)
 {
     struct run r = {0};
+    float *row_scales;
 
     if (!gpu_has_turn())
         return;
     run_open(&r, kind, s, K_BF16, false, 64);
-    r.dev_w.data = random_packed(r.w, &format, s);
+    row_scales = gpu_random((size_t)s.n_out, 0.01f);
+    r.dev_w.data = random_packed(r.w, row_scales, &format, s);
     r.dev_w.format = format;
+    if (format.group_rows > 0)
+        r.dev_w.scales = gpu_array(row_scales, (size_t)s.n_out * sizeof *row_scales);
     check_widened(&r);
     ok(k_multiply_takes(&r.dev_w, 64), "a packed matrix of %d x %d is taken", s.n_out, s.n_in);
     for (int n = 1; n <= 64; n += all || n < 5 ? 1 : n < 11 ? 3 : n < 32 ? 7 : 13) {
-        /* from here on the kernel for Hopper rounds weights to bfloat16 */
-        for (size_t i = 0; n > 8 && !k_is_portable() && i < (size_t)s.n_out * (size_t)s.n_in; i++)
+        /* from here on the kernel for Hopper rounds weights of integers to bfloat16 */
+        for (size_t i = 0; n > 8 && format.elem == K_INT4 && !k_is_portable() &&
+                           i < (size_t)s.n_out * (size_t)s.n_in;
+             i++)
             r.w[i] = gpu_widen(gpu_round(r.w[i]));
         compare_rows(&r, n);
     }
+    free(row_scales);
     run_close(&r);
 }
 
@@ -345,6 +357,13 @@ static void compare_all_packed(void)
     /* several tiles a CTA */
     for (int kind = K_PRODUCT_PLAIN; kind <= K_PRODUCT_RESIDUAL; kind++)
         compare_packed(kind, (struct shape){36032, 128}, k_format_packed(K_F16, 64, true), false);
+    for (int i = 0; i < (int)(4 * sizeof shapes / sizeof shapes[0]); i++)
+        compare_packed((enum k_product_kind)(K_PRODUCT_PLAIN + i % 4), shapes[i / 4],
+                       k_format_float4(i % 3 == 0 ? 32 : 16), i == 11);
+    for (int kind = K_PRODUCT_PLAIN; kind <= K_PRODUCT_RESIDUAL; kind++)
+        compare_packed(kind, (struct shape){36032, 128}, k_format_float4(16), false);
+    compare_packed(K_PRODUCT_RESIDUAL, (struct shape){256, 28672}, k_format_float4(16), false);
+    compare_packed(K_PRODUCT_PLAIN, (struct shape){256, 14336}, k_format_float4(32), false);
     compare_packed(K_PRODUCT_PLAIN, (struct shape){256, 14336}, k_format_packed(K_F16, 128, true),
                    false);
     compare_packed(K_PRODUCT_RESIDUAL, (struct shape){256, 28672},
@@ -455,7 +474,24 @@ static void compare_embed(int n, int dim, bool is_half)
     free(table), free(norm), free(x), free(normed), free(sums), free(got), free(got_normed);
 }
 
-int main(void)
+/* The cases of compare_shared(). */
+static const struct shared_case shared[] = {
+    {K_PRODUCT_PLAIN, K_BF16, {3000, 1600}, 48, 1, false},
+    {K_PRODUCT_FLOAT, K_BF16, {3000, 512}, 48, 1, false},
+    {K_PRODUCT_FLOAT, K_BF16, {2999, 512}, 48, 2, false},
+    {K_PRODUCT_RESIDUAL, K_BF16, {2992, 1600}, 64, 1, true},
+    {K_PRODUCT_PLAIN, K_BF16, {5000, 640}, 80, 2, false},
+    {K_PRODUCT_FLOAT, K_BF16, {5000, 640}, 80, 2, false},
+    {K_PRODUCT_PLAIN, K_E4M3, {3000, 1280}, 48, 1, false},
+    {K_PRODUCT_PLAIN, K_E4M3, {2999, 1280}, 48, 2, false},
+    {K_PRODUCT_FLOAT, K_E4M3, {3000, 3200}, 48, 1, true},
+    {K_PRODUCT_RESIDUAL, K_E4M3, {2992, 1280}, 64, 1, false},
+    {K_PRODUCT_PLAIN, K_E4M3, {5000, 1024}, 80, 2, false},
+    {K_PRODUCT_FLOAT, K_E4M3, {5000, 1024}, 80, 2, false},
+};
+
+/* With an argument, those in records alone. */
+int main(int argc, char **argv)
 {
     static const struct shape shapes[] = {{64, 128},    {256, 256},  {1040, 512}, {96, 1024},
                                           {2048, 2048}, {512, 7168}, {336, 640}};
@@ -470,22 +506,13 @@ int main(void)
         {K_PRODUCT_RESIDUAL, {10240, 256}, 2, false}, {K_PRODUCT_RESIDUAL, {20480, 128}, 4, false},
     };
 
-    static const struct shared_case shared[] = {
-        {K_PRODUCT_PLAIN, K_BF16, {3000, 1600}, 48, 1, false},
-        {K_PRODUCT_FLOAT, K_BF16, {3000, 512}, 48, 1, false},
-        {K_PRODUCT_FLOAT, K_BF16, {2999, 512}, 48, 2, false},
-        {K_PRODUCT_RESIDUAL, K_BF16, {2992, 1600}, 64, 1, true},
-        {K_PRODUCT_PLAIN, K_BF16, {5000, 640}, 80, 2, false},
-        {K_PRODUCT_FLOAT, K_BF16, {5000, 640}, 80, 2, false},
-        {K_PRODUCT_PLAIN, K_E4M3, {3000, 1280}, 48, 1, false},
-        {K_PRODUCT_PLAIN, K_E4M3, {2999, 1280}, 48, 2, false},
-        {K_PRODUCT_FLOAT, K_E4M3, {3000, 3200}, 48, 1, true},
-        {K_PRODUCT_RESIDUAL, K_E4M3, {2992, 1280}, 64, 1, false},
-        {K_PRODUCT_PLAIN, K_E4M3, {5000, 1024}, 80, 2, false},
-        {K_PRODUCT_FLOAT, K_E4M3, {5000, 1024}, 80, 2, false},
-    };
-
+    (void)argv;
     gpu_open();
+    if (argc > 1) {
+        compare_all_packed();
+        device_close(gpu);
+        return tap_done();
+    }
     for (int b = 0; b < 256; b++)
         e4m3_table[b] = e4m3_value((uint8_t)b);
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {

@@ -13,9 +13,12 @@
 #define SLEEP_ARRAYS 7
 #define SLEEP_CALLS  100000 /* of sleep() or wake() until it is over: a bound, not a wish */
 
-/* Sizes with odd ends; the largest lies over several pieces of a GPU's memory. */
-static const size_t sleep_sizes[SLEEP_ARRAYS] = {1,    4, 4096, 5000003, 300, (size_t)160 << 20,
-                                                 77777};
+#ifndef SLEEP_LARGEST
+#define SLEEP_LARGEST ((size_t)160 << 20) /* lies over several pieces of a GPU's memory */
+#endif
+
+/* Sizes with odd ends. */
+static const size_t sleep_sizes[SLEEP_ARRAYS] = {1, 4, 4096, 5000003, 300, SLEEP_LARGEST, 77777};
 
 struct sleep_arrays {
     struct device *d;

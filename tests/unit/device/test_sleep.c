@@ -6,6 +6,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#define SLEEP_LARGEST ((size_t)40 << 20) /* several calls of sleep() on the cpu device */
 #include "tests/unit/device/sleep_checks.h"
 
 /* Of /proc/self/status, in bytes. */

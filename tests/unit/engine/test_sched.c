@@ -339,13 +339,13 @@ static void test_simulation(const struct contents_kind *kind, struct sizes sizes
     struct world w;
     bool good = true;
     int n_added = 0;
-    int longest_wait = 0;
+    int longest_wait = 0, n_steps = tap_is_long() ? 20000 : 10000;
 
     world_open_stages(&w, kind, sizes, seed);
     w.ahead = ahead;
     (void)world_tenant(&w, "a"); /* 1, and the next is 2 */
     (void)world_tenant(&w, "b");
-    for (int step = 0; step < 20000 && good; step++) {
+    for (int step = 0; step < n_steps && good; step++) {
         if (random_next(&w.seed) % 4 == 0) {
             int n = 1 + (int)(random_next(&w.seed) % (LONGEST - 30));
 

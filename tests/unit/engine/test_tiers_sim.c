@@ -672,7 +672,7 @@ static void test_another_life(void)
 int main(void)
 {
     const char *steps = getenv("STEPS");
-    uint64_t few = getenv("QUIRE_TEST_LONG") == NULL ? 60000 : 120000;
+    uint64_t few = tap_is_long() ? 120000 : 30000;
     uint64_t n = steps == NULL ? few : strtoull(steps, NULL, 10);
 
     log_set_level(0);

@@ -82,7 +82,7 @@ static void play_lane(long sums[16], const uint8_t *tile, const struct k_packing
 static void check_product(int bits, bool in_order)
 {
     static uint8_t codes[16 * COLS], scales[SCALES], strip[BYTES];
-    const struct k_packing p = {bits, 128, 2, 0, in_order};
+    const struct k_packing p = {bits, 128, 2, 0, in_order, false};
     struct k_unpacked from = {codes, scales, NULL};
     long sums[16] = {0}, want;
     int x[COLS], n_wrong = 0;
@@ -107,10 +107,50 @@ static void check_product(int bits, bool in_order)
        in_order ? " in order" : "", n_wrong);
 }
 
+/* Floats: the shifts and masks of packed_floats() (packed.cuh) make registers whose halves are the
+ * sign, and the others from bit 6 on; scales stand as a lane reads them. */
+static void check_floats(int group)
+{
+    static uint8_t codes[16 * COLS], scales[SCALES], strip[BYTES];
+    const struct k_packing p = {4, group, 1, 0, true, true};
+    const uint32_t mask = 0x81c081c0U;
+    struct k_unpacked from = {codes, scales, NULL};
+    int n_wrong = 0, n_scales_wrong = 0, groups = 128 / group;
+
+    fill(codes, sizeof codes, 15);
+    fill(scales, sizeof scales, 255);
+    k_pack_strip(strip, &p, &from, 16, COLS);
+    for (int i = 0; i < COLS / 64 * 32 * 4; i++) { /* tiles, lanes, steps */
+        int tile = i / 128, lane = i / 4 % 32, step = i % 4;
+        const uint8_t *record = strip + (size_t)(tile / 2) * k_packed_record_bytes(&p);
+        uint32_t w, two[4];
+
+        memcpy(&w, record + tile % 2 * 512 + lane * 16 + step * 4, 4);
+        two[0] = w << 6 & mask;
+        two[1] = w << 2 & mask;
+        two[2] = (w >> 4 | w << 28) & mask;
+        two[3] = (w & 0x81808180U) | (w >> 8 & 0x00400040U);
+        for (int k = 0; k < 8; k++) { /* registers, halves */
+            int r = k / 2, row = lane / 4 + r % 2 * 8;
+            int col = tile * 64 + 16 * step + 2 * (lane % 4) + r / 2 * 8 + k % 2;
+            uint32_t code = codes[row * COLS + col];
+
+            n_wrong += (two[r] >> 16 * (k % 2) & 0xffff) != ((code & 8) << 12 | (code & 7) << 6);
+            n_scales_wrong += record[1024 + (row % 8 * groups + col % 128 / group) * 2 + row / 8] !=
+                              scales[row * (COLS / group) + col / group];
+        }
+    }
+    ok(n_wrong == 0 && n_scales_wrong == 0,
+       "floats in groups of %d as lanes read them: %d codes and %d scales wrong", group, n_wrong,
+       n_scales_wrong);
+    check_round_trip(&p, 16);
+    check_round_trip(&p, 5);
+}
+
 static void check_sizes(void)
 {
-    const struct k_packing int4 = {4, 128, 2, 0, false}, nvfp4 = {4, 16, 1, 0, true},
-                           odd = {4, 48, 2, 0, false}, wide = {6, 128, 2, 0, false};
+    const struct k_packing int4 = {4, 128, 2, 0, false, false}, nvfp4 = {4, 16, 1, 0, true, true},
+                           odd = {4, 48, 2, 0, false, false}, wide = {6, 128, 2, 0, false, false};
 
     ok(k_packed_record_bytes(&int4) == 1056, "4 bits, groups of 128: 4.125 bits a weight");
     ok(k_packed_record_bytes(&nvfp4) == 1152, "4 bits, groups of 16: 4.5 bits a weight");
@@ -124,11 +164,14 @@ int main(void)
 {
     seed = tap_seed(1);
     check_sizes();
+    check_floats(16);
+    check_floats(32);
     for (int bits = 4; bits <= 8; bits += 4) {
         for (int group = 16; group <= 128; group *= 2)
             for (int zero_bytes = 0; zero_bytes <= 2; zero_bytes++) {
-                const struct k_packing p = {bits, group, 1 + (zero_bytes + group / 16) % 2,
-                                            zero_bytes, group / 16 % 4 == 1};
+                const struct k_packing p = {
+                    bits, group, 1 + (zero_bytes + group / 16) % 2, zero_bytes, group / 16 % 4 == 1,
+                    false};
 
                 check_round_trip(&p, 16);
                 check_round_trip(&p, 5);

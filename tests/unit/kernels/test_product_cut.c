@@ -117,16 +117,18 @@ static bool ends_whole(const struct product_cut *c, enum k_product_kind kind)
 static void cut_all(int n_sms, enum k_type type)
 {
     static const int rows[] = {1, 9, 16, 24, 32, 48, 64};
-    const struct k_format format =
-        type == K_INT4 ? k_format_packed(K_F16, 32, true) : k_format_bare(type);
-    int slab = product_cut_slab_cols(&format), unit = type == K_INT4 ? 32 : 16;
+    const struct k_format format = type == K_INT4     ? k_format_packed(K_F16, 32, true)
+                                   : type == K_FLOAT4 ? k_format_float4(16)
+                                                      : k_format_bare(type);
+    bool in_records = k_format_is_packed(&format);
+    int slab = product_cut_slab_cols(&format), unit = in_records ? 32 : 16;
     long n = 0, n_bad = 0;
 
     for (int kind = K_PRODUCT_PLAIN; kind <= K_PRODUCT_RESIDUAL; kind++) {
         for (int out = unit; out < 300000; out += out < 2048    ? unit
                                                   : out < 32768 ? 13 * unit
                                                                 : 4110) {
-            if (out % 32 != 0 && type == K_INT4)
+            if (out % 32 != 0 && in_records)
                 continue;
             for (int in = slab; in <= 32768; in += in < 1024 ? slab : 7 * slab * (in / 8192 + 1)) {
                 for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
@@ -135,7 +137,7 @@ static void cut_all(int n_sms, enum k_type type)
                     bool good;
 
                     if ((kind == K_PRODUCT_RESIDUAL && out % 16 != 0) ||
-                        (type == K_INT4 && rows[i] <= 16))
+                        (in_records && rows[i] <= 16))
                         continue;
                     good = product_cut_of(&c, &w, (enum k_product_kind)kind, rows[i], n_sms) &&
                            covers(&c, n_sms) && has_room(&c) &&
@@ -151,9 +153,9 @@ static void cut_all(int n_sms, enum k_type type)
             }
         }
     }
-    ok(n > (type == K_INT4 ? 10000 : 100000) && n_bad == 0,
+    ok(n > (in_records ? 10000 : 100000) && n_bad == 0,
        "%ld shapes of %s on %d multiprocessors, %ld cut badly", n,
-       type == K_INT4   ? "records"
+       in_records       ? "records"
        : type == K_E4M3 ? "e4m3"
                         : "bf16",
        n_sms, n_bad);
@@ -187,7 +189,8 @@ int main(void)
     static const int sms[] = {16, 66, 78, 114, 132};
 
     for (size_t i = 0; i < sizeof sms / sizeof sms[0]; i++)
-        cut_all(sms[i], K_BF16), cut_all(sms[i], K_E4M3), cut_all(sms[i], K_INT4);
+        cut_all(sms[i], K_BF16), cut_all(sms[i], K_E4M3), cut_all(sms[i], K_INT4),
+            cut_all(sms[i], K_FLOAT4);
     for (int n = 8; n <= 32; n *= 2) {
         cut_one(K_BF16, K_PRODUCT_PLAIN, 6144, 4096, n, 48, 1);
         cut_one(K_BF16, K_PRODUCT_RESIDUAL, 4096, 4096, n, n < 32 ? 32 : 64, n < 32 ? 1 : 2);

@@ -5,8 +5,8 @@
  * and the kernel: every write, sync, rename and unlink is recorded. Then a moment is drawn, and the
  * files are built as a disk may hold them then: all of a file that was synced, of later writes any
  * subset, each whole or with any of its sectors of 512 bytes; of the folder's changes since its own
- * sync only the first few, perhaps. 1000 moments are drawn, or CUTS of them; SEED draws
- * others. */
+ * sync only the first few, perhaps. 300 moments are drawn (1000 in a long run), or CUTS of them;
+ * SEED draws others. */
 #include <fcntl.h>
 #include <limits.h>
 #include <poll.h>
@@ -640,7 +640,9 @@ static int n_cuts(void)
 {
     const char *text = getenv("CUTS");
 
-    return text == NULL ? 1000 : atoi(text);
+    if (text != NULL)
+        return atoi(text);
+    return tap_is_long() ? 1000 : 300;
 }
 
 static void record_lives(const char *dir, unsigned *seed)

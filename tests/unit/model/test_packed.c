@@ -7,10 +7,11 @@
 #include "base/json.h"
 #include "base/mem.h"
 #include "model/hf_config.h"
-#include "model/quant.h"
+#include "model/quant_parts.h"
 #include "tests/golden/records.h"
 #include "tests/tap.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -73,7 +74,9 @@ static bool convert(float *out, const struct quant_part *p, int first, int n)
 static void check_records(const char *name, const struct quant_part *p, const float *expected)
 {
     /* the others have more bits, an order of their own, or float32 scales */
-    static const char *const packs[] = {"awq", "awq-gemv", "gptq-4", "gptq-v2"};
+    static const char *const packs[] = {"awq",      "awq-gemv", "gptq-4",        "gptq-v2",
+                                        "ct-nvfp4", "ct-mxfp4", "modelopt-nvfp4"};
+    size_t n = (size_t)p->rows * (size_t)p->cols, n_wrong = 0;
     struct k_format format;
     bool packs_it = quant_packs(&format, p), wanted = false;
     float *got;
@@ -84,9 +87,73 @@ static void check_records(const char *name, const struct quant_part *p, const fl
     if (!packs_it)
         return;
     got = records_weights(p, &format);
-    ok(memcmp(got, expected, (size_t)p->rows * (size_t)p->cols * sizeof *got) == 0,
-       "%s: records hold the weights of the reference", name);
+    /* The reference multiplies the scales of NVFP4 first, and rounds that to float32. */
+    for (size_t i = 0; i < n; i++)
+        n_wrong += format.group_cols == 16 ? fabsf(got[i] - expected[i]) > 0x1p-22f * fabsf(got[i])
+                                           : memcmp(&got[i], &expected[i], sizeof got[i]) != 0;
+    ok(n_wrong == 0, "%s: records hold the weights of the reference, but for %zu", name, n_wrong);
     free(got);
+}
+
+/* A part whose first scale is another. */
+struct rescaled {
+    struct quant_part part;
+    struct tensor scales;
+    uint8_t *bytes;
+};
+
+static void rescale(struct rescaled *r, const struct quant_part *p, uint8_t scale)
+{
+    *r = (struct rescaled){.part = *p, .scales = *p->beside[0]};
+    r->bytes = malloc(r->scales.bytes);
+    memcpy(r->bytes, r->scales.data, r->scales.bytes);
+    r->bytes[0] = scale;
+    r->scales.data = r->bytes;
+    r->part.beside[0] = &r->scales;
+}
+
+static void check_scale(const char *name, const struct quant_part *p, uint8_t scale, bool wanted)
+{
+    size_t n = (size_t)p->rows * (size_t)p->cols;
+    float *want = calloc(n, sizeof *want), *got;
+    struct k_format format;
+    struct rescaled r;
+    size_t n_wrong = 0;
+
+    rescale(&r, p, scale);
+    if (ok(quant_packs(&format, &r.part) == wanted, "%s: with a scale of 0x%02x it is %s", name,
+           scale, wanted ? "packed" : "converted") &&
+        wanted && convert(want, &r.part, 0, p->rows)) {
+        got = records_weights(&r.part, &format);
+        for (size_t i = 0; i < n; i++)
+            n_wrong += fabsf(got[i] - want[i]) > 0x1p-22f * fabsf(want[i]);
+        ok(n_wrong == 0, "%s: with a scale of 0x%02x: %zu weights are wrong", name, scale, n_wrong);
+        free(got);
+    }
+    free(want), free(r.bytes);
+}
+
+/* Floats stay packed while their scales are what records can hold: of NVFP4 positive numbers and 0,
+ * of MXFP4 exponents at most 31 below the row's largest, or any others of groups of zeros. */
+static void check_float_scales(const char *name, const struct quant_part *p)
+{
+    const uint8_t *scales = p->beside[0]->data;
+    uint8_t most = 0, least = 255;
+
+    if (p->kind->floats->group == 16) {
+        check_scale(name, p, 0x00, true), check_scale(name, p, 0x01, true);
+        check_scale(name, p, 0x07, true), check_scale(name, p, 0x08, true);
+        check_scale(name, p, 0x7e, true), check_scale(name, p, 0x7f, false);
+        check_scale(name, p, 0x81, false), check_scale(name, p, 0xff, false);
+        return;
+    }
+    for (int i = 1; i < p->n_groups; i++)
+        most = scales[i] > most ? scales[i] : most, least = scales[i] < least ? scales[i] : least;
+    check_scale(name, p, (uint8_t)(most - 31), true);
+    check_scale(name, p, (uint8_t)(most - 32), false);
+    check_scale(name, p, (uint8_t)(least + 31), true);
+    check_scale(name, p, (uint8_t)(least + 32), false);
+    check_scale(name, p, 255, false);
 }
 
 static void check_values(const char *name, const struct matrix *m)
@@ -112,6 +179,8 @@ static void check_values(const char *name, const struct matrix *m)
                                m->rows - row < 5 ? m->rows - row : 5);
     ok(good && memcmp(got, expected->data, 4 * n) == 0, "%s: in runs of rows", name);
     check_records(name, &part, (const float *)(const void *)expected->data);
+    if (part.kind != NULL && part.kind->floats != NULL)
+        check_float_scales(name, &part);
     free(got);
 }
 

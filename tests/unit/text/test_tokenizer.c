@@ -19,7 +19,7 @@
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define SLOWEST_US 600000000
 #else
-#define SLOWEST_US 60000000 /* of CPU time; they need 0.1 s, a quadratic one an hour */
+#define SLOWEST_US 60000000 /* of CPU time; a quadratic one needs 4 minutes for 256 KiB */
 #endif
 
 static const char *const models[] = {"gpt2",    "gpt2-prefix", "llama3",    "qwen2",    "qwen35",
@@ -261,7 +261,7 @@ static void test_hostile(void)
 {
     static const char *const units[] = {
         "a", " ", "ab", "\n", "\xf0\x9f\x98\x80", "<|en", "'s", "e\xcc\x81", "\xff", "A", "  x"};
-    size_t len = (size_t)1 << 20;
+    size_t len = (size_t)1 << (tap_is_long() ? 20 : 18);
     char *text = malloc(len);
     size_t m;
     size_t u;
@@ -287,8 +287,8 @@ static void test_hostile(void)
             slowest_us = from > slowest_us ? from : slowest_us;
             token_list_fini(&ids);
         }
-        ok(good && slowest_us < SLOWEST_US, "%s: 1 MB of each hostile text, slowest %.2f s",
-           models[m], (double)slowest_us / 1e6);
+        ok(good && slowest_us < SLOWEST_US, "%s: %zu KiB of each hostile text, slowest %.2f s",
+           models[m], len >> 10, (double)slowest_us / 1e6);
         tokenizer_close(t);
     }
     free(text);

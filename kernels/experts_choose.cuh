@@ -1,0 +1,296 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The choice of a token's experts from its logits, by a warp (experts_route.cu).
+ *
+ *   logits -> scores -> keys in the order of the scores -> n_used times the largest -> weights
+ *
+ * A lane has up to K_EXPERTS_MAX / 32 experts in registers and knows the best of them. So a slot is
+ * two reductions over the warp, and only the lane whose expert is taken looks for its next one. */
+#ifndef QUIRE_KERNELS_EXPERTS_CHOOSE_CUH
+#define QUIRE_KERNELS_EXPERTS_CHOOSE_CUH
+
+#include "kernels/experts.cuh"
+
+struct route_args {
+    struct k_mixing m;
+    struct k_router r;
+    const k_bf16 *x;
+    const int32_t *seq, *kv_len; /* NULL: all tokens are real */
+    struct k_half_normed norm;   /* sums NULL: x is normed */
+    int n, dim, n_own, first;
+    int slice; /* elements of a slice: whole chunks */
+    int high;  /* experts of a tile that are computed, 1 .. TILE: the others are these again */
+};
+
+/* A number as a key of the same order: NaN is 1, less than all numbers; 0 is free for "taken". */
+static __device__ inline uint32_t route_key_of(float x)
+{
+    uint32_t bits = __float_as_uint(x + 0.0f); /* -0 becomes 0 */
+
+    if (x != x)
+        return 1;
+    return (bits & 0x80000000U) != 0 ? ~bits : bits | 0x80000000U;
+}
+
+/* The number of a key; NaN's is -infinity. */
+static __device__ inline float route_number_of(uint32_t key)
+{
+    if (key <= 1)
+        return -INFINITY;
+    return __uint_as_float((key & 0x80000000U) != 0 ? key & 0x7fffffffU : ~key);
+}
+
+static __device__ inline float route_warp_sum(float x)
+{
+    for (int apart = 16; apart > 0; apart /= 2)
+        x += __shfl_xor_sync(~0U, x, apart);
+    return x;
+}
+
+static __device__ inline float route_warp_max(float x)
+{
+    for (int apart = 16; apart > 0; apart /= 2)
+        x = fmaxf(x, __shfl_xor_sync(~0U, x, apart));
+    return x;
+}
+
+/* Take the experts of groups that do not take part out of the keys. Lane g has group g. */
+static __device__ inline void route_close_groups(uint32_t *keys, const struct k_router &r)
+{
+    int size = r.n_experts / r.n_groups, lane = threadIdx.x % 32;
+    uint32_t first = 0, second = 0, open = 0, own = 0;
+
+    if (lane < r.n_groups) {
+        for (int i = 0; i < size; i++) {
+            uint32_t key = keys[lane * size + i];
+
+            second = key > first ? first : key > second ? key : second;
+            first = key > first ? key : first;
+        }
+        own = route_key_of(r.group_best > 1 && size > 1
+                               ? route_number_of(first) + route_number_of(second)
+                               : route_number_of(first));
+    }
+    for (int i = 0; i < r.n_groups_used; i++) {
+        uint32_t best = __reduce_max_sync(~0U, (open >> lane & 1) != 0 ? 0 : own);
+        uint32_t group = __reduce_min_sync(
+            ~0U, own == best && (open >> lane & 1) == 0 && lane < r.n_groups ? lane : 31U);
+
+        open |= 1U << group;
+    }
+    __syncwarp();
+    for (int i = lane; i < r.n_experts; i += 32) {
+        if ((open >> (i / size) & 1) == 0)
+            keys[i] = 0;
+    }
+    __syncwarp();
+}
+
+/* A token's experts in the registers of a warp: lane l has l, l + 32, ... Keys are 0 where an expert
+ * is taken or closed, and past the last one. */
+template <int EACH> struct warp_choices {
+    uint32_t keys[EACH];
+    float scores[EACH];
+    uint32_t best;
+    int at; /* best is keys[at], the first of its equals */
+};
+
+template <int EACH> static __device__ inline void route_find_best(warp_choices<EACH> &w)
+{
+    w.best = w.keys[0];
+    w.at = 0;
+#pragma unroll
+    for (int i = 1; i < EACH; i++) {
+        w.at = w.keys[i] > w.best ? i : w.at;
+        w.best = max(w.best, w.keys[i]);
+    }
+}
+
+/* The expert with the largest key of the warp; the lowest among equals. */
+template <int EACH> static __device__ inline int route_warp_best(const warp_choices<EACH> &w)
+{
+    uint32_t all = __reduce_max_sync(~0U, w.best), own = w.at * 32 + threadIdx.x % 32;
+
+    return (int)__reduce_min_sync(~0U, w.best == all ? own : ~0U);
+}
+
+template <int EACH>
+static __device__ inline float route_warp_score(const warp_choices<EACH> &w, int expert)
+{
+    float score = w.scores[0];
+
+#pragma unroll
+    for (int i = 1; i < EACH; i++)
+        score = expert / 32 == i ? w.scores[i] : score;
+    return __shfl_sync(~0U, score, expert % 32);
+}
+
+template <int EACH> static __device__ inline void route_take(warp_choices<EACH> &w, int expert)
+{
+    if ((int)(threadIdx.x % 32) != expert % 32)
+        return;
+#pragma unroll
+    for (int i = 0; i < EACH; i++)
+        w.keys[i] = expert / 32 == i ? 0 : w.keys[i];
+    route_find_best(w);
+}
+
+/* K_SCORE_MIXER: the weight of the largest logit that is not taken. Scores are logits. */
+template <int EACH>
+static __device__ inline float route_mixer_weight(const warp_choices<EACH> &w,
+                                                  const struct k_router &r, float top)
+{
+    float sum = 0.0f;
+
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        float x = w.scores[i], apart = (top - x) / fmaxf(fabsf(x), top);
+
+        if (w.keys[i] != 0 && !(apart > 2.0f * r.spread))
+            sum += expf(x - top);
+    }
+    return 1.0f / route_warp_sum(sum);
+}
+
+/* The largest logit and the sum of softmax' exponentials, for K_SCORE_SOFTMAX. */
+template <int EACH>
+static __device__ inline float2 route_find_softmax(const float (&logits)[EACH], int n)
+{
+    float top = -INFINITY, sum = 0.0f;
+
+#pragma unroll
+    for (int i = 0; i < EACH; i++)
+        top = fmaxf(top, logits[i]);
+    top = route_warp_max(top);
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        if (i * 32 + (int)threadIdx.x % 32 < n)
+            sum += expf(logits[i] - top);
+    }
+    return make_float2(top, route_warp_sum(sum));
+}
+
+static __device__ inline float route_score_of(float logit, enum k_scoring scoring, float2 softmax)
+{
+    switch (scoring) {
+    case K_SCORE_SOFTMAX: return expf(logit - softmax.x) / softmax.y;
+    case K_SCORE_SIGMOID: return 1.0f / (1.0f + expf(-logit));
+    case K_SCORE_TOP:
+    case K_SCORE_MIXER: break;
+    }
+    return logit;
+}
+
+/* Weights from the scores of the chosen experts; lane s has slot s, whose expert is id. */
+static __device__ inline float route_weigh(float score, int id, const struct k_router &r)
+{
+    bool mine = (int)(threadIdx.x % 32) < r.n_used;
+    float top, sum;
+
+    if (r.scoring == K_SCORE_TOP) {
+        top = route_warp_max(mine ? score : -INFINITY);
+        score = expf(score - top);
+        score /= route_warp_sum(mine ? score : 0.0f);
+    }
+    sum = route_warp_sum(mine ? score : 0.0f);
+    if (r.renorms)
+        score /= fmaxf(sum, r.least);
+    score *= r.scale;
+    return r.scales != NULL && mine ? score * r.scales[id] : score;
+}
+
+/* The keys and scores of a token. shared: n_experts words of the warp. */
+template <int EACH>
+static __device__ inline void route_score(warp_choices<EACH> &w, const route_args &a, int token,
+                                          uint32_t *shared)
+{
+    const struct k_router &r = a.r;
+    const float *from = a.m.logits + (size_t)token * r.n_experts;
+    int lane = threadIdx.x % 32;
+    float2 softmax = make_float2(0.0f, 1.0f);
+    float bias[EACH], logits[EACH];
+
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        bool has = i * 32 + lane < r.n_experts;
+
+        logits[i] = has ? __ldcg(from + i * 32 + lane) : -INFINITY;
+        bias[i] = has && r.bias != NULL ? __ldg(r.bias + i * 32 + lane) : 0.0f;
+    }
+    if (r.scoring == K_SCORE_SOFTMAX)
+        softmax = route_find_softmax<EACH>(logits, r.n_experts);
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        w.scores[i] = route_score_of(logits[i], r.scoring, softmax);
+        w.keys[i] = i * 32 + lane < r.n_experts ? route_key_of(w.scores[i] + bias[i]) : 0;
+    }
+    if (r.n_groups <= 1)
+        return;
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        if (i * 32 + lane < r.n_experts)
+            shared[i * 32 + lane] = w.keys[i];
+    }
+    __syncwarp();
+    route_close_groups(shared, r);
+#pragma unroll
+    for (int i = 0; i < EACH; i++)
+        w.keys[i] = i * 32 + lane < r.n_experts ? shared[i * 32 + lane] : 0;
+}
+
+/* One token, by a warp; returns the expert of slot `lane`, or -1. */
+template <int EACH>
+static __device__ int route_choose(const route_args &a, int token, bool is_padding,
+                                   uint32_t *shared)
+{
+    const struct k_router &r = a.r;
+    int lane = threadIdx.x % 32, id = -1;
+    warp_choices<EACH> w;
+    float score = 0.0f;
+
+    route_score<EACH>(w, a, token, shared);
+    route_find_best(w);
+#pragma unroll 1
+    for (int slot = 0; slot < r.n_used; slot++) {
+        int expert = route_warp_best(w);
+        float own = route_warp_score(w, expert);
+
+        if (r.scoring == K_SCORE_MIXER)
+            own = route_mixer_weight(w, r, own);
+        if (lane == slot) {
+            id = expert;
+            score = own;
+        }
+        route_take(w, expert);
+        __syncwarp();
+    }
+    score = route_weigh(score, id, r);
+    if (lane < r.n_used) {
+        a.m.routes.ids[(size_t)token * r.n_used + lane] = is_padding ? -1 : id;
+        a.m.routes.weights[(size_t)token * r.n_used + lane] = score;
+    }
+    return is_padding ? -1 : id;
+}
+
+/* Tokens of sequences without length are padding. */
+static __device__ inline bool route_is_padding(const route_args &a, int token)
+{
+    return a.seq != NULL && token < a.n && a.kv_len[a.seq[token]] == 0;
+}
+
+/* shared: n_experts words for each warp of the block. */
+static __device__ inline int route_choose_in(const route_args &a, int token, bool is_padding,
+                                             uint32_t *shared)
+{
+    int n = a.r.n_experts;
+
+    shared += (size_t)(threadIdx.x / 32) * n;
+    if (n <= 128)
+        return route_choose<4>(a, token, is_padding, shared);
+    if (n <= 256)
+        return route_choose<8>(a, token, is_padding, shared);
+    return n <= 512 ? route_choose<16>(a, token, is_padding, shared)
+                    : route_choose<K_EXPERTS_MAX / 32>(a, token, is_padding, shared);
+}
+
+#endif
