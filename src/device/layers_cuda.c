@@ -173,15 +173,18 @@ void layers_soften(struct device *d, float *logits, const struct k_softening *ho
 
 /* Attention that follows reads the lists of tiles and the schedule, which no rotary step has
  * chosen. */
-void layers_latent_keys(struct device *d, const void *in, const struct k_latent *l,
-                        const struct k_kv *kv)
+void layers_latent_keys(struct device *d, void *q, const void *in, const struct k_latent *l,
+                        const struct k_kv *kv, const struct k_matrix *to)
 {
     struct cuda *gpu = cuda_of(d);
     const struct k_tokens tokens = k_tokens_of(&gpu->tokens, kv->group);
 
     cuda_find_tiles(gpu, l->shape.n_heads);
     gpu->plan.overlap = cuda_schedule(gpu, kv, l->shape.n_heads);
-    cuda_keep(gpu, k_latent_keys(in, l, kv, &tokens, gpu->stream), "latent_keys");
+    cuda_keep(gpu,
+              k_latent_keys(q, to != NULL && k_format_reads_half(&to->format), in, l, kv, &tokens,
+                            gpu->stream),
+              "latent_keys");
 }
 
 void layers_latent_queries(struct device *d, void *out, const void *in, const struct k_latent *l)
@@ -191,9 +194,13 @@ void layers_latent_queries(struct device *d, void *out, const void *in, const st
     cuda_keep(gpu, k_latent_queries(out, in, l, &gpu->tokens, gpu->stream), "latent_queries");
 }
 
-void layers_latent_values(struct device *d, void *out, const void *in, const struct k_latent *l)
+void layers_latent_values(struct device *d, void *out, const void *in, const struct k_latent *l,
+                          const struct k_matrix *to)
 {
     struct cuda *gpu = cuda_of(d);
 
-    cuda_keep(gpu, k_latent_values(out, in, l, &gpu->tokens, gpu->stream), "latent_values");
+    cuda_keep(gpu,
+              k_latent_values(out, to != NULL && k_format_reads_half(&to->format), in, l,
+                              &gpu->tokens, gpu->stream),
+              "latent_values");
 }

@@ -254,10 +254,11 @@ void layers_gate_by(struct device *d, struct device_rows *out, const void *in,
                     const struct k_factor *by, enum k_activation kind, int n,
                     const struct k_matrix *to);
 void layers_layer_embeds(struct device *d, void *x, const struct k_layer_embeds *e);
-void layers_latent_keys(struct device *d, const void *in, const struct k_latent *l,
-                        const struct k_kv *kv);
+void layers_latent_keys(struct device *d, void *q, const void *in, const struct k_latent *l,
+                        const struct k_kv *kv, const struct k_matrix *to);
 void layers_latent_queries(struct device *d, void *out, const void *in, const struct k_latent *l);
-void layers_latent_values(struct device *d, void *out, const void *in, const struct k_latent *l);
+void layers_latent_values(struct device *d, void *out, const void *in, const struct k_latent *l,
+                          const struct k_matrix *to);
 void layers_grow(struct device *d, void *x, int stride, int width, const struct k_growth *g);
 void layers_place(struct device *d, float *x, float scale, const void *positions, int first);
 void layers_pick(struct device *d, const struct device_pick *p);

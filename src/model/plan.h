@@ -201,8 +201,8 @@ int plan_ffn_in(const struct layer_plan *l);
 struct plan_widths {
     int mixer_in, mixer_out, ffn_in, ff;
     int n_heads, head_dim;                        /* of attention; 0 without any */
-    int latent_row, latent_queries, latent_heads; /* elements of a token's latent, of its absorbed
-                                                   * queries and of their results; 0 without */
+    int latents, latent_queries, latent_heads; /* elements of a token's latents, of its absorbed
+                                                * queries and of their results; 0 without */
     int attn_gate;                                /* elements of a row of gates of heads */
     int delta_gates;                              /* of Gated DeltaNet: b and a */
     int state_work; /* of the work memory of mixers with states, in floats */

@@ -32,8 +32,8 @@ struct played_product {
 };
 int played_experts(const struct played_product *of);
 
-/* Latent attention of a step (kernels/latent.h): rows to the pages, absorbed queries [n_tokens]
- * [n_heads][kv_rank + rope_dim], their sums [n_tokens][n_heads][kv_rank], values. plan: lists of
+/* Latent attention of a step (kernels/latent.h): rows to the pages, and normed; absorbed queries
+ * [n_tokens][n_heads][kv_rank + rope_dim], their sums [n_tokens][n_heads][kv_rank], values. plan: lists of
  * decodes and of tiles. 0, or -1 for a fault. */
 struct played_latent {
     struct k_latent l;
@@ -41,7 +41,7 @@ struct played_latent {
     struct k_tokens t;
     struct k_attn_plan plan;
     const k_bf16 *rows, *queries;
-    k_bf16 *absorbed, *sums, *out;
+    k_bf16 *normed, *absorbed, *sums, *out;
     float scale;
 };
 int played_latent(const struct played_latent *of);
