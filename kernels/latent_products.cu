@@ -8,7 +8,7 @@
  * with GLM-4.7-Flash 160 blocks of 24 or 32 KB, which is all of up at once. Its four warps share
  * the columns.
  *
- * Many tokens: a warp computes [ROWS * 16 tokens][COLS * 8 columns] of one head. Operands come from
+ * Many tokens: a warp computes [MANY_ROWS * 16 tokens][MANY_COLS * 8 columns] of one head. Operands come from
  * memory straight into the fragments of mma, 16 or 8 bytes at a time.
  *
  * Sums do not depend on the order of their terms' numbers, so the term that a fragment calls k may
@@ -29,8 +29,8 @@
 #define FEW_THREADS   128
 #define QUERY_COLUMNS 64 /* of a block */
 #define VALUE_COLUMNS 32
-#define ROWS          3
-#define COLS          8
+#define MANY_ROWS          3
+#define MANY_COLS          8
 
 /* The first element of a token's head; of the last token for those behind it. */
 static __device__ __forceinline__ const k_bf16 *latent_query_of(const latent_args &a, int token)
@@ -190,15 +190,15 @@ static __device__ __forceinline__ uint32_t latent_pair(uint32_t upper, uint32_t 
     return __byte_perm(upper, lower, j == 0 ? 0x5410 : 0x7632);
 }
 
-/* Blocks: a head, 64 columns per warp, ROWS * 16 tokens. */
+/* Blocks: a head, 64 columns per warp, MANY_ROWS * 16 tokens. */
 static __global__ void __launch_bounds__(128) latent_queries_even_kernel(const latent_args a)
 {
     const k_latent_shape &s = a.l.shape;
-    int lane = threadIdx.x % 32, g = lane / 4, c = lane % 4, first = blockIdx.z * ROWS * 16;
+    int lane = threadIdx.x % 32, g = lane / 4, c = lane % 4, first = blockIdx.z * MANY_ROWS * 16;
     int column = (blockIdx.y * 4 + threadIdx.x / 32) * 64, width = k_latent_row(&s);
     const k_bf16 *up = (const k_bf16 *)a.l.up +
                        (size_t)blockIdx.x * (s.nope_dim + s.v_dim) * s.kv_rank + column + g * 8;
-    float acc[ROWS][8][4] = {};
+    float acc[MANY_ROWS][8][4] = {};
 
     wait_for_previous();
     let_next_begin();
@@ -206,14 +206,14 @@ static __global__ void __launch_bounds__(128) latent_queries_even_kernel(const l
         return;
 #pragma unroll 1
     for (int k = c * 4; k < s.nope_dim; k += 16) {
-        uint32_t left[ROWS][4];
+        uint32_t left[MANY_ROWS][4];
         uint4 right[4];
 
 #pragma unroll
         for (int i = 0; i < 4; i++)
             right[i] = *(const uint4 *)(up + (size_t)(k + i) * s.kv_rank);
 #pragma unroll
-        for (int r = 0; r < ROWS; r++) {
+        for (int r = 0; r < MANY_ROWS; r++) {
             int token = first + r * 16 + g;
             uint2 low = *(const uint2 *)(latent_query_of(a, token) + k);
             uint2 high = *(const uint2 *)(latent_query_of(a, token + 8) + k);
@@ -226,13 +226,13 @@ static __global__ void __launch_bounds__(128) latent_queries_even_kernel(const l
             uint32_t b0 = latent_pair(x[0], x[4], j % 2), b1 = latent_pair(x[8], x[12], j % 2);
 
 #pragma unroll
-            for (int r = 0; r < ROWS; r++)
+            for (int r = 0; r < MANY_ROWS; r++)
                 chunk_multiply(acc[r][j], left[r], b0, b1);
         }
     }
     /* Fragment j has at its column n column 8 n + j; the lane has those of n = 2 c and 2 c + 1. */
 #pragma unroll
-    for (int i = 0; i < ROWS * 4; i++) {
+    for (int i = 0; i < MANY_ROWS * 4; i++) {
         int r = i / 4, below = i / 2 % 2, side = i % 2, token = first + r * 16 + g + below * 8;
         const float(*x)[4] = acc[r];
         int at = below * 2 + side;
@@ -244,19 +244,19 @@ static __global__ void __launch_bounds__(128) latent_queries_even_kernel(const l
                                       pack_bf16(x[4][at], x[5][at]), pack_bf16(x[6][at], x[7][at]));
     }
     if (column == 0)
-        latent_turn_ends(a, first, min(ROWS * 16, a.t.n_tokens - first), 32);
+        latent_turn_ends(a, first, min(MANY_ROWS * 16, a.t.n_tokens - first), 32);
 }
 
-/* Blocks: a head, COLS * 8 columns per warp, ROWS * 16 tokens. */
+/* Blocks: a head, MANY_COLS * 8 columns per warp, MANY_ROWS * 16 tokens. */
 static __global__ void __launch_bounds__(128) latent_values_even_kernel(const latent_args a)
 {
     const k_latent_shape &s = a.l.shape;
-    int lane = threadIdx.x % 32, g = lane / 4, c = lane % 4, first = blockIdx.z * ROWS * 16;
-    int column = (blockIdx.y * 4 + threadIdx.x / 32) * COLS * 8;
+    int lane = threadIdx.x % 32, g = lane / 4, c = lane % 4, first = blockIdx.z * MANY_ROWS * 16;
+    int column = (blockIdx.y * 4 + threadIdx.x / 32) * MANY_COLS * 8;
     const k_bf16 *up =
         (const k_bf16 *)a.l.up +
         ((size_t)blockIdx.x * (s.nope_dim + s.v_dim) + s.nope_dim + column + g) * s.kv_rank;
-    float acc[ROWS][COLS][4] = {};
+    float acc[MANY_ROWS][MANY_COLS][4] = {};
 
     wait_for_previous();
     let_next_begin();
@@ -264,19 +264,19 @@ static __global__ void __launch_bounds__(128) latent_values_even_kernel(const la
         return;
 #pragma unroll 1
     for (int k = c * 8; k < s.kv_rank; k += 32) {
-        uint4 low[ROWS], high[ROWS];
+        uint4 low[MANY_ROWS], high[MANY_ROWS];
 
 #pragma unroll
-        for (int r = 0; r < ROWS; r++) {
+        for (int r = 0; r < MANY_ROWS; r++) {
             low[r] = *(const uint4 *)(latent_sums_of(a, first + r * 16 + g) + k);
             high[r] = *(const uint4 *)(latent_sums_of(a, first + r * 16 + g + 8) + k);
         }
 #pragma unroll
-        for (int j = 0; j < COLS; j++) {
+        for (int j = 0; j < MANY_COLS; j++) {
             uint4 b = *(const uint4 *)(up + (size_t)j * 8 * s.kv_rank + k);
 
 #pragma unroll
-            for (int r = 0; r < ROWS; r++) {
+            for (int r = 0; r < MANY_ROWS; r++) {
                 uint32_t front[4] = {low[r].x, high[r].x, low[r].y, high[r].y};
                 uint32_t back[4] = {low[r].z, high[r].z, low[r].w, high[r].w};
 
@@ -286,8 +286,8 @@ static __global__ void __launch_bounds__(128) latent_values_even_kernel(const la
         }
     }
 #pragma unroll
-    for (int i = 0; i < ROWS * COLS * 2; i++) {
-        int r = i / 2 / COLS, j = i / 2 % COLS, token = first + r * 16 + g + i % 2 * 8;
+    for (int i = 0; i < MANY_ROWS * MANY_COLS * 2; i++) {
+        int r = i / 2 / MANY_COLS, j = i / 2 % MANY_COLS, token = first + r * 16 + g + i % 2 * 8;
         size_t at = ((size_t)token * s.n_heads + blockIdx.x) * s.v_dim + column + j * 8 + c * 2;
 
         if (token < a.t.n_tokens)
@@ -301,7 +301,7 @@ static __global__ void __launch_bounds__(128) latent_values_even_kernel(const la
 static dim3 latent_many_grid(const struct k_latent *l, const struct k_tokens *t, int columns)
 {
     return dim3(l->shape.n_heads, (columns + 255) / 256,
-                (t->n_tokens + ROWS * 16 - 1) / (ROWS * 16));
+                (t->n_tokens + MANY_ROWS * 16 - 1) / (MANY_ROWS * 16));
 }
 
 /* smem: what a block for few tokens would need. */

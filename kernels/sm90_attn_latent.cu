@@ -592,6 +592,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
         barrier_init_done();
     }
     __syncthreads();
+    wait_for_previous();
+    let_next_begin();
     if (a.plan.n_decodes > 0)
         w.share = ((const decode_schedule *)a.plan.schedule)->workers[blockIdx.x];
     if (threadIdx.x < 128) {
@@ -618,8 +620,11 @@ static __global__ void __launch_bounds__(128) sm90_latent_merge_kernel(const lat
     const decode_worker *workers = ((const decode_schedule *)a.plan.schedule)->workers;
     const decode_latent_part *parts = (const decode_latent_part *)a.plan.work;
     int first = blockIdx.x, last = first, left, tiles;
-    decode_worker w = workers[first], before;
+    decode_worker w, before;
 
+    wait_for_previous();
+    let_next_begin();
+    w = workers[first];
     if (first == 0 || w.n == 0 || w.tile == 0)
         return;
     before = workers[first - 1];
@@ -666,12 +671,22 @@ int k_attn_latents_take_sm90(const struct k_kv *kv)
 
 template <bool E4M3> static int latent_launch(const latent_args &args, k_stream stream)
 {
+    cudaLaunchAttribute attribute = {};
+    cudaLaunchConfig_t config = {};
+
     if (cudaFuncSetAttribute(sm90_attn_latent_kernel<E4M3>,
                              cudaFuncAttributeMaxDynamicSharedMemorySize,
                              (int)sizeof(latent_shared)) != cudaSuccess)
         return -1;
-    return K_LAUNCH(sm90_attn_latent_kernel<E4M3>, DECODE_SMS, THREADS, sizeof(latent_shared),
-                    stream, args);
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    config.gridDim = dim3(DECODE_SMS);
+    config.blockDim = dim3(THREADS);
+    config.dynamicSmemBytes = sizeof(latent_shared);
+    config.stream = (cudaStream_t)stream;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    return cudaLaunchKernelEx(&config, sm90_attn_latent_kernel<E4M3>, args) == cudaSuccess ? 0 : -1;
 }
 
 int k_attn_latents_sm90(k_bf16 *out, const k_bf16 *q, const struct k_kv *kv,
@@ -691,6 +706,6 @@ int k_attn_latents_sm90(k_bf16 *out, const k_bf16 *q, const struct k_kv *kv,
     rc =
         kv->type == K_E4M3 ? latent_launch<true>(args, stream) : latent_launch<false>(args, stream);
     if (rc == 0 && plan->n_decodes > 0)
-        rc = K_LAUNCH(sm90_latent_merge_kernel, dim3(DECODE_SMS, MERGERS), 128, 0, stream, args);
+        rc = K_LAUNCH_EARLY(sm90_latent_merge_kernel, dim3(DECODE_SMS, MERGERS), 128, stream, args);
     return rc;
 }

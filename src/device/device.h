@@ -379,13 +379,13 @@ struct device_ops {
                   const struct k_state *state, const struct k_matrix *to);
     void (*short_conv)(struct device *d, void *out, const void *in, const struct k_short_conv *conv,
                        const struct k_state *state, const struct k_matrix *to);
+    /* out [n][width], as K_HALF_AT, of x of the device's type; NULL: no product reads such rows. */
+    void (*halve)(struct device *d, void *out, const void *x, int width, int n);
     /* Latent attention of all tokens of the step (kernels/latent.h): rows of the first product to
      * the pages and q, queries for attn(), values of its results. Its kv has value_dim, and out of
      * attn() as many elements of each head. `to` as of attn(). */
     void (*latent_keys)(struct device *d, void *q, const void *in, const struct k_latent *l,
                         const struct k_kv *kv, const struct k_matrix *to);
-    /* out [n][width], as K_HALF_AT, of x of the device's type; NULL: no product reads such rows. */
-    void (*halve)(struct device *d, void *out, const void *x, int width, int n);
     void (*latent_queries)(struct device *d, void *out, const void *in, const struct k_latent *l);
     void (*latent_values)(struct device *d, void *out, const void *in, const struct k_latent *l,
                           const struct k_matrix *to);

@@ -861,6 +861,7 @@ static const struct device_ops cuda_ops = {
     .layer_embeds = layers_layer_embeds,
     .place = layers_place,
     .grow = layers_grow,
+    .halve = layers_halve,
     .latent_keys = layers_latent_keys,
     .latent_queries = layers_latent_queries,
     .latent_values = layers_latent_values,

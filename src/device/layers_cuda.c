@@ -187,6 +187,13 @@ void layers_latent_keys(struct device *d, void *q, const void *in, const struct 
               "latent_keys");
 }
 
+void layers_halve(struct device *d, void *out, const void *x, int width, int n)
+{
+    struct cuda *gpu = cuda_of(d);
+
+    cuda_keep(gpu, k_halve_rows(out, x, (size_t)n * (size_t)width, gpu->stream), "halve_rows");
+}
+
 void layers_latent_queries(struct device *d, void *out, const void *in, const struct k_latent *l)
 {
     struct cuda *gpu = cuda_of(d);

@@ -256,6 +256,7 @@ void layers_gate_by(struct device *d, struct device_rows *out, const void *in,
 void layers_layer_embeds(struct device *d, void *x, const struct k_layer_embeds *e);
 void layers_latent_keys(struct device *d, void *q, const void *in, const struct k_latent *l,
                         const struct k_kv *kv, const struct k_matrix *to);
+void layers_halve(struct device *d, void *out, const void *x, int width, int n);
 void layers_latent_queries(struct device *d, void *out, const void *in, const struct k_latent *l);
 void layers_latent_values(struct device *d, void *out, const void *in, const struct k_latent *l,
                           const struct k_matrix *to);
