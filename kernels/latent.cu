@@ -200,10 +200,12 @@ static_assert(TOKENS * K_HEAD_DIM_MAX * 4 <= 48 * 1024, "likewise");
 int k_latent_keys(void *q, bool q_is_half, const k_bf16 *in, const struct k_latent *l,
                   const struct k_kv *kv, const struct k_tokens *t, k_stream stream)
 {
-    const latent_args args = {q, in, *l, *kv, *t, q_is_half};
+    latent_args args = latent_args_of(q, in, l, t);
 
     if (kv->type != K_BF16 && kv->type != K_E4M3)
         return -1;
+    args.kv = *kv;
+    args.is_half = q_is_half;
     return LATENT_LAUNCH(latent_keys_kernel, dim3(t->n_tokens, l->shape.q_rank > 0 ? 2 : 1),
                          THREADS, 33 * sizeof(float), stream, args);
 }
@@ -216,7 +218,7 @@ static dim3 latent_grid(const struct k_latent *l, const struct k_tokens *t)
 int k_latent_queries(k_bf16 *out, const k_bf16 *in, const struct k_latent *l,
                      const struct k_tokens *t, k_stream stream)
 {
-    const latent_args args = {out, in, *l, {}, *t, false};
+    const latent_args args = latent_args_of(out, in, l, t);
     size_t smem = (size_t)TOKENS * l->shape.nope_dim * sizeof(float);
 
     if (latent_is_even(&l->shape))
@@ -227,10 +229,11 @@ int k_latent_queries(k_bf16 *out, const k_bf16 *in, const struct k_latent *l,
 int k_latent_values(void *out, bool is_half, const k_bf16 *in, const struct k_latent *l,
                     const struct k_tokens *t, k_stream stream)
 {
-    const latent_args args = {out, in, *l, {}, *t, is_half};
+    latent_args args = latent_args_of(out, in, l, t);
     size_t smem = (size_t)TOKENS * l->shape.kv_rank * sizeof(float);
 
     if (latent_is_even(&l->shape))
         return k_latent_values_even(out, is_half, in, l, t, stream);
+    args.is_half = is_half;
     return LATENT_LAUNCH(latent_values_kernel, latent_grid(l, t), THREADS, smem, stream, args);
 }

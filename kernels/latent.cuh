@@ -14,7 +14,24 @@ struct latent_args {
     struct k_kv kv;
     struct k_tokens t;
     bool is_half; /* out of keys and values is as K_HALF_AT */
+    /* Values of k_latent_attend(): the parts, of a token and a block of heads at most so many, and
+     * the factor of their largest scores, times log2(e). */
+    const struct latent_few_part *parts;
+    int most;
+    float scale;
 };
+
+static inline latent_args latent_args_of(void *out, const k_bf16 *in, const struct k_latent *l,
+                                         const struct k_tokens *t)
+{
+    latent_args args = {};
+
+    args.out = out;
+    args.in = in;
+    args.l = *l;
+    args.t = *t;
+    return args;
+}
 
 /* The element of in at which a head's query begins. */
 static __device__ __forceinline__ size_t latent_query_at(const struct k_latent_shape &s, int token,
@@ -74,8 +91,9 @@ int k_latent_values_even(void *out, bool is_half, const k_bf16 *in, const struct
 #define LATENT_LAUNCH(kernel, grid, block, smem, stream, args) \
     latent_launch((kernel), dim3(grid), (block), (smem), (stream), (args))
 
-static inline int latent_launch(void (*kernel)(latent_args), dim3 grid, unsigned block, size_t smem,
-                                k_stream stream, const latent_args &args)
+template <class A>
+static inline int latent_launch(void (*kernel)(A), dim3 grid, unsigned block, size_t smem,
+                                k_stream stream, const A &args)
 {
     cudaLaunchAttribute attribute = {};
     cudaLaunchConfig_t config = {};

@@ -103,6 +103,18 @@ void ref_latent_values(float *out, const float *in, const struct k_latent *l, in
 int k_latent_values(void *out, bool is_half, const k_bf16 *in, const struct k_latent *l,
                     const struct k_tokens *t, k_stream stream);
 
+/* Attention of a step of few decodes over rows of 512 + 64 in bf16, in place of k_attn(), and the
+ * values of its results. Between them the results are parts in plan->work. q: absorbed queries.
+ * With plan->overlap the first reads pages and the step's arrays before the previous kernel has
+ * ended: they are of earlier launches, each of which waits for the one before it; plan->schedule is
+ * not read. k_latent_is_few(): is the step one that these take? */
+int k_latent_is_few(const struct k_attn_plan *plan, const struct k_kv *kv,
+                    const struct k_latent_shape *s, int n_tokens);
+int k_latent_attend(const k_bf16 *q, const struct k_kv *kv, const struct k_tokens *t,
+                    const struct k_attn_plan *plan, int n_heads, float scale, k_stream stream);
+int k_latent_attended(void *out, bool is_half, const struct k_latent *l, const struct k_tokens *t,
+                      const struct k_attn_plan *plan, float scale, k_stream stream);
+
 #ifdef __cplusplus
 }
 #endif

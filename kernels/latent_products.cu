@@ -23,6 +23,7 @@
  * Bits: a result is the sum of the same products in the same order for few and many tokens. */
 #include "kernels/attn_chunk.cuh"
 #include "kernels/latent.cuh"
+#include "kernels/latent_few.cuh"
 
 #define FEW           64 /* tokens */
 #define PORTABLE      (99 * 1024) /* bytes of shared memory on other GPUs than Hopper */
@@ -134,8 +135,72 @@ static __global__ void __launch_bounds__(FEW_THREADS) latent_queries_few_kernel(
     }
 }
 
-/* Blocks: a head, VALUE_COLUMNS columns. MT: tokens, in sixteens. */
-template <int MT>
+#define PARTS_AHEAD 16 /* parts that a thread has requested */
+
+/* The factors of a head's parts: lane i has those of parts i and i + 32. */
+static __device__ inline float2 latent_factors(const latent_few_part *parts, int n, int row,
+                                               float scale)
+{
+    int lane = threadIdx.x % 32;
+    bool has[2] = {lane < n, lane + 32 < n};
+    float top[2], sum[2], most, all;
+
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        top[i] = has[i] ? parts[lane + 32 * i].top[row] : -INFINITY;
+        sum[i] = has[i] ? parts[lane + 32 * i].sum[row] : 0.0f;
+    }
+    most = fmaxf(top[0], top[1]);
+    for (int apart = 16; apart > 0; apart /= 2)
+        most = fmaxf(most, __shfl_xor_sync(~0U, most, apart));
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        top[i] = has[i] ? exp2_fast((top[i] - most) * scale) : 0.0f;
+    all = sum[0] * top[0] + sum[1] * top[1];
+    for (int apart = 16; apart > 0; apart /= 2)
+        all += __shfl_xor_sync(~0U, all, apart);
+    return make_float2(top[0] / all, top[1] / all);
+}
+
+/* The sums of a head's parts, to shared memory: a thread has four columns. Parts are added in their
+ * order. */
+static __device__ inline void latent_merge(bf16 *to, const latent_args &a, int token)
+{
+    int seq = a.t.seq[token], head = blockIdx.x, row = head % LATENT_FEW_HEADS;
+    int n = latent_few_split_of(a.t.kv_len[seq], a.most).n;
+    const latent_few_part *parts =
+        a.parts + latent_few_first(token, head / LATENT_FEW_HEADS,
+                                   latent_few_blocks(a.l.shape.n_heads), a.most);
+    float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    float2 factors = make_float2(0.0f, 0.0f);
+
+#pragma unroll 1
+    for (int first = 0; first < n; first += PARTS_AHEAD) {
+        float4 x[PARTS_AHEAD];
+
+#pragma unroll
+        for (int i = 0; i < PARTS_AHEAD; i++)
+            x[i] = *(const float4 *)&parts[min(first + i, n - 1)].acc[row][threadIdx.x * 4];
+        if (first == 0)
+            factors = latent_factors(parts, n, row, a.scale);
+#pragma unroll
+        for (int i = 0; i < PARTS_AHEAD; i++) {
+            float f = __shfl_sync(~0U, first + i < 32 ? factors.x : factors.y, (first + i) % 32);
+
+            if (first + i >= n)
+                f = 0.0f;
+            sum.x = __fmaf_rn(x[i].x, f, sum.x), sum.y = __fmaf_rn(x[i].y, f, sum.y);
+            sum.z = __fmaf_rn(x[i].z, f, sum.z), sum.w = __fmaf_rn(x[i].w, f, sum.w);
+        }
+    }
+    *(uint2 *)(to + threadIdx.x * 4) = make_uint2(pack_bf16(sum.x, sum.y), pack_bf16(sum.z, sum.w));
+}
+
+static_assert(FEW_THREADS * 4 == K_LATENT_RANK_MAX, "a thread has four columns");
+static_assert(LATENT_FEW_PARTS <= 64, "a lane has two factors");
+
+/* Blocks: a head, VALUE_COLUMNS columns. MT: tokens, in sixteens. MERGES: sums are parts. */
+template <int MT, bool MERGES>
 static __global__ void __launch_bounds__(FEW_THREADS) latent_values_few_kernel(const latent_args a)
 {
     extern __shared__ __align__(16) char shared[];
@@ -153,7 +218,13 @@ static __global__ void __launch_bounds__(FEW_THREADS) latent_values_few_kernel(c
                    s.kv_rank, VALUE_COLUMNS, s.kv_rank);
     wait_for_previous();
     let_next_begin();
-    latent_request(sums, room, latent_sums_of(a, 0), (size_t)s.n_heads * s.kv_rank, n, s.kv_rank);
+    if constexpr (MERGES) {
+        for (int token = 0; token < n; token++)
+            latent_merge(sums + token * room, a, token);
+    } else {
+        latent_request(sums, room, latent_sums_of(a, 0), (size_t)s.n_heads * s.kv_rank, n,
+                       s.kv_rank);
+    }
     chunk_wait_groups<0>();
     __syncthreads();
 #pragma unroll 4
@@ -317,7 +388,7 @@ static_assert((K_HEAD_DIM_MAX * UP_ROOM + FEW * QUERY_ROOM(K_HEAD_DIM_MAX)) * 2 
 int k_latent_queries_even(k_bf16 *out, const k_bf16 *in, const struct k_latent *l,
                           const struct k_tokens *t, k_stream stream)
 {
-    const latent_args args = {out, in, *l, {}, *t, false};
+    const latent_args args = latent_args_of(out, in, l, t);
     int nope = l->shape.nope_dim;
     size_t smem = (size_t)(nope * UP_ROOM + t->n_tokens * QUERY_ROOM(nope)) * sizeof(k_bf16);
     dim3 grid(l->shape.n_heads, l->shape.kv_rank / QUERY_COLUMNS);
@@ -333,14 +404,34 @@ int k_latent_queries_even(k_bf16 *out, const k_bf16 *in, const struct k_latent *
 int k_latent_values_even(void *out, bool is_half, const k_bf16 *in, const struct k_latent *l,
                          const struct k_tokens *t, k_stream stream)
 {
-    const latent_args args = {out, in, *l, {}, *t, is_half};
+    latent_args args = latent_args_of(out, in, l, t);
     size_t smem = (size_t)(VALUE_COLUMNS + t->n_tokens) * SUM_ROOM(l->shape.kv_rank) * 2;
     dim3 grid(l->shape.n_heads, l->shape.v_dim / VALUE_COLUMNS);
 
+    args.is_half = is_half;
     if (!latent_is_few(t, smem))
         return LATENT_LAUNCH(latent_values_even_kernel, latent_many_grid(l, t, l->shape.v_dim), 128,
                              0, stream, args);
     if (t->n_tokens <= 16)
-        return LATENT_LAUNCH(latent_values_few_kernel<1>, grid, FEW_THREADS, smem, stream, args);
-    return LATENT_LAUNCH(latent_values_few_kernel<4>, grid, FEW_THREADS, smem, stream, args);
+        return LATENT_LAUNCH((latent_values_few_kernel<1, false>), grid, FEW_THREADS, smem, stream,
+                             args);
+    return LATENT_LAUNCH((latent_values_few_kernel<4, false>), grid, FEW_THREADS, smem, stream,
+                         args);
+}
+
+/* After k_latent_attend(), which takes at most 16 tokens. */
+int k_latent_attended(void *out, bool is_half, const struct k_latent *l, const struct k_tokens *t,
+                      const struct k_attn_plan *plan, float scale, k_stream stream)
+{
+    constexpr float LOG2_E = 1.44269504f;
+    latent_args args = latent_args_of(out, NULL, l, t);
+    size_t smem = (size_t)(VALUE_COLUMNS + t->n_tokens) * SUM_ROOM(l->shape.kv_rank) * 2;
+
+    args.is_half = is_half;
+    args.parts = (const latent_few_part *)plan->work;
+    args.most = latent_few_parts(plan->n_decodes, l->shape.n_heads);
+    args.scale = scale * LOG2_E;
+    return LATENT_LAUNCH((latent_values_few_kernel<1, true>),
+                         dim3(l->shape.n_heads, l->shape.v_dim / VALUE_COLUMNS), FEW_THREADS, smem,
+                         stream, args);
 }

@@ -550,6 +550,13 @@ static void cuda_attn(struct device *d, void *out, const void *qkv, const struct
     struct cuda *gpu = cuda_of(d);
     const struct k_tokens tokens = k_tokens_of(&gpu->tokens, kv->group);
 
+    if (kv->value_dim > 0 && gpu->latent.is_few) {
+        gpu->latent.scale = scale;
+        cuda_keep(gpu,
+                  k_latent_attend(qkv, kv, &tokens, &gpu->plan, n_heads, scale, gpu->stream),
+                  "attn");
+        return;
+    }
     gpu->plan.out_is_half = to != NULL && k_format_reads_half(&to->format);
     cuda_keep(gpu, k_attn(out, qkv, kv, &tokens, &gpu->plan, n_heads, scale, gpu->stream), "attn");
 }

@@ -180,7 +180,9 @@ void layers_latent_keys(struct device *d, void *q, const void *in, const struct 
     const struct k_tokens tokens = k_tokens_of(&gpu->tokens, kv->group);
 
     cuda_find_tiles(gpu, l->shape.n_heads);
-    gpu->plan.overlap = cuda_schedule(gpu, kv, l->shape.n_heads);
+    gpu->latent.is_few = !gpu->has_chunks &&
+                         k_latent_is_few(&gpu->plan, kv, &l->shape, gpu->tokens.n_tokens);
+    gpu->plan.overlap = gpu->latent.is_few || cuda_schedule(gpu, kv, l->shape.n_heads);
     cuda_keep(gpu,
               k_latent_keys(q, to != NULL && k_format_reads_half(&to->format), in, l, kv, &tokens,
                             gpu->stream),
@@ -205,9 +207,16 @@ void layers_latent_values(struct device *d, void *out, const void *in, const str
                           const struct k_matrix *to)
 {
     struct cuda *gpu = cuda_of(d);
+    bool is_half = to != NULL && k_format_reads_half(&to->format);
 
+    if (gpu->latent.is_few) {
+        cuda_keep(gpu,
+                  k_latent_attended(out, is_half, l, &gpu->tokens, &gpu->plan, gpu->latent.scale,
+                                    gpu->stream),
+                  "latent_values");
+        return;
+    }
     cuda_keep(gpu,
-              k_latent_values(out, to != NULL && k_format_reads_half(&to->format), in, l,
-                              &gpu->tokens, gpu->stream),
+              k_latent_values(out, is_half, in, l, &gpu->tokens, gpu->stream),
               "latent_values");
 }

@@ -165,6 +165,10 @@ struct cuda {
     int32_t *page_mirror; /* int32 [n_tables][n_seqs][pages_max] */
     size_t staging_bytes;
     bool is_short;   /* no sequence of the step has more than K_ATTN_SHORT keys */
+    struct {
+        bool is_few; /* the layer's attention leaves parts, which its values merge */
+        float scale;
+    } latent;
     bool has_chunks; /* sequences with several tokens: keys are written before attention */
     /* [has adapters, or is a variant][has_chunks][is_short][bucket] */
     struct step_graph graphs[2][2][2][CUDA_GRAPHS_MAX];

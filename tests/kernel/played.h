@@ -46,6 +46,9 @@ struct played_latent {
 };
 int played_latent(const struct played_latent *of);
 
+/* Attention of few decodes and values: absorbed -> out, by parts in plan.work. */
+int played_latent_few(const struct played_latent *of);
+
 /* k_adapt_in() and k_adapt_out() on host memory. 0, or -1 for a fault. */
 int played_adapt(const struct k_adapting *a);
 

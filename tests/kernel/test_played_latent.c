@@ -251,12 +251,67 @@ static void check(const struct k_latent_shape *s, bool interleaved, enum k_type 
     free(p.absorbed), free(p.sums), free(p.out);
 }
 
+/* Decodes alone, one of them of a padding sequence, by the kernels for few: against attention of
+ * the reference, and values of it. */
+static void check_few(const struct k_latent_shape *s)
+{
+    static const int32_t few_starts[] = {0, 1, 2, 3, 4}, few_lens[] = {0, 70, 1, 85};
+    size_t row = (size_t)k_latent_row(s), heads = N_SEQS * (size_t)s->n_heads;
+    size_t elems = BEFORE + PAGE * row, rank = (size_t)s->kv_rank;
+    struct played_latent p = {.t = make_tokens(), .scale = 0.05f};
+    float *host_up, *host_pages, *host_absorbed, *want, *sums, scratch[LEN_MAX];
+    k_bf16 *up, *pages, *absorbed;
+    struct k_latent l = {.shape = *s};
+    struct k_kv kv;
+
+    for (int i = 0; i < N_SEQS; i++)
+        seqs[i] = i, positions[i] = few_lens[i] > 0 ? few_lens[i] - 1 : 0;
+    p.t.seq_start = few_starts;
+    p.t.kv_len = few_lens;
+    p.t.n_tokens = N_SEQS;
+    l.up = host_up = draw(&up, (size_t)(s->n_heads * (s->nope_dim + s->v_dim)) * rank, 0.1f);
+    host_pages = draw(&pages, N_PAGES * elems, 1.0f);
+    host_absorbed = draw(&absorbed, heads * row, 1.0f);
+    p.l = l;
+    p.l.up = up;
+    kv = (struct k_kv){.pages = pages,
+                       .page_elems = elems,
+                       .layer_elems = BEFORE,
+                       .n_kv_heads = 1,
+                       .head_dim = (int)row,
+                       .value_dim = s->kv_rank,
+                       .page_tokens = PAGE,
+                       .type = K_BF16,
+                       .is_shared = true};
+    p.kv = kv;
+    p.plan.n_decodes = N_SEQS;
+    p.plan.work = aligned_alloc(256, k_attn_work_bytes((int)row, s->n_heads, 1));
+    p.absorbed = absorbed;
+    p.out = calloc(heads * (size_t)s->v_dim, sizeof *p.out);
+    sums = calloc(heads * rank, sizeof *sums);
+    want = calloc(heads * (size_t)s->v_dim, sizeof *want);
+    printf("# few decodes of %d heads, values of %d\n", s->n_heads, s->v_dim);
+    ok(played_latent_few(&p) == 0, "no lane waits in vain");
+    kv.pages = host_pages;
+    for (int i = 1; i < N_SEQS; i++)
+        ref_attn(sums, host_absorbed, &kv, &p.t, s->n_heads, p.scale, i, 0, scratch);
+    for (int i = 0; i < (int)heads; i++)
+        ref_latent_values(want, sums, &l, i / s->n_heads, i % s->n_heads);
+    compare(p.out, want, 0, heads * (size_t)s->v_dim, "values of few decodes");
+    free(host_up), free(host_pages), free(host_absorbed), free(want), free(sums);
+    free(up), free(pages), free(absorbed), free(p.plan.work), free(p.out);
+}
+
 int main(void)
 {
+    static const struct k_latent_shape few[] = {{3, 0, 512, 16, 64, 64}, {35, 0, 512, 16, 64, 64}};
+
     seed = tap_seed(1);
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
         check(&shapes[i].shape, shapes[i].interleaved, K_BF16);
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i += 3) /* whole rows, and odd ones */
         check(&shapes[i].shape, shapes[i].interleaved, K_E4M3);
+    for (size_t i = 0; i < sizeof few / sizeof few[0]; i++)
+        check_few(&few[i]);
     return tap_done();
 }
