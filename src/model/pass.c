@@ -656,7 +656,8 @@ static void pass_fused_share(const struct pass *p, const struct layer_weights *w
 
 /* Router and experts read rows of the device's type, whatever the format of the matrices is. In a
  * fused step the residual has been normed by half only: they complete it, and shared experts do if
- * they are fused, too; else it is normed here for these. */
+ * they are fused, too; else it is normed here for these. A shared expert that is like the others is
+ * one of them in a fused step. */
 struct device_experts pass_begin_experts(const struct pass *p, const struct layer_plan *layer,
                                          const struct layer_weights *w)
 {
@@ -668,6 +669,11 @@ struct device_experts pass_begin_experts(const struct pass *p, const struct laye
                                      .shared_switch = w->shared_switch,
                                      .adds = layer->ffn.ff_dim > 0};
 
+    if (p->fused && w->experts_all.n > 0) {
+        experts.router = &w->router_all;
+        experts.experts = &w->experts_all;
+        experts.adds = false;
+    }
     if (p->fused && !experts.adds)
         experts.norm = (struct k_half_normed){acts->sums, p->plan->dim / 16, w->norm_ffn.eps};
     else if (p->fused && pass_fuses_shared(p, &layer->ffn, w)) {

@@ -43,6 +43,10 @@ struct layer_weights {
     void *down_bias;
     struct k_router router;
     struct k_experts experts;
+    /* The same, with the shared expert as one more, which lies behind the others; n 0: it has
+     * another size or format, or there is none. */
+    struct k_router router_all;
+    struct k_experts experts_all;
     struct k_matrix latent_in, latent_out; /* [latent_dim][dim], [dim][latent_dim] */
     const float *shared_switch; /* float32 [dim]; NULL: the shared experts count in full */
     /* Of experts apart: norms of the router's and the experts' input, and of both results. */
