@@ -28,6 +28,7 @@ static const struct {
     int32_t starts[SEQS + 1], lens[SEQS];
 } steps[] = {{{0, 1, 8, 9, 10, 43}, {0, 7, 1, 90, 60}},
              {{0, 1, 2, 3, 4, 5}, {0, 1, 2, 33, 900}},
+             {{0, 1, 2, 3, 4, 4}, {0, 1, 33, 1100, 5}},
              {{0, 70, 72, 135, 148, 150}, {70, 3, 64, 1000, 2}}};
 #define STEPS (sizeof steps / sizeof steps[0])
 
@@ -53,7 +54,7 @@ static void make_weights(struct latent_case *c, int i)
 {
     const struct k_latent_shape *s = &shapes[i].shape;
     size_t n_up = (size_t)s->n_heads * (size_t)(s->nope_dim + s->v_dim) * (size_t)s->kv_rank;
-    size_t n_turns = 1024 * (size_t)s->rope_dim;
+    size_t n_turns = 1152 * (size_t)s->rope_dim;
     size_t q_rank = s->q_rank > 0 ? (size_t)s->q_rank : 1;
     float *norm = gpu_random((size_t)s->kv_rank, 1.0f), *turns = malloc(n_turns * sizeof *turns);
     float *q_norm = gpu_random(q_rank, 1.0f);
@@ -245,7 +246,7 @@ static void check_attention(struct latent_case *c, const k_bf16 *queries, const 
 {
     const struct k_latent_shape *s = &c->host.shape;
     size_t n = (size_t)c->n_tokens * (size_t)(s->n_heads * s->kv_rank);
-    float *want = malloc(n * sizeof *want), *got, scratch[1024];
+    float *want = malloc(n * sizeof *want), *got, scratch[1200];
     float scale = 1.0f / sqrtf((float)k_latent_query(s));
     k_bf16 *out = gpu_array(NULL, n * 2);
 
@@ -281,6 +282,31 @@ static void check_values(struct latent_case *c)
     got = is_half ? gpu_half_floats(out, n_out) : gpu_floats(out, n_out);
     gpu_compare(got, want, n_out, 5e-6, 4.1e-3, "values");
     free(in), free(want), free(got);
+}
+
+/* Attention of a step of few decodes, and the values of its results. */
+static void check_few(struct latent_case *c, const k_bf16 *queries, const float *host_queries)
+{
+    const struct k_latent_shape *s = &c->host.shape;
+    size_t n = (size_t)c->n_tokens * (size_t)s->n_heads;
+    size_t n_out = n * (size_t)s->v_dim;
+    float *sums = calloc(n * (size_t)s->kv_rank, sizeof *sums), scratch[1200], *got;
+    float *want = malloc(n_out * sizeof *want), scale = 1.0f / sqrtf((float)k_latent_query(s));
+    k_bf16 *out = gpu_array(NULL, n_out * 2);
+
+    gpu_must(k_latent_attend(queries, &c->dkv, &c->dt, &c->plan, s->n_heads, scale,
+                             device_cuda_stream(gpu)));
+    gpu_must(k_latent_attended(out, false, &c->dev, &c->dt, &c->plan, scale,
+                               device_cuda_stream(gpu)));
+    for (int token = 0; token < c->n_tokens; token++) {
+        if (c->t.kv_len[c->seq[token]] > 0)
+            ref_attn(sums, host_queries, &c->kv, &c->t, s->n_heads, scale, token, 0, scratch);
+        for (int head = 0; head < s->n_heads; head++)
+            ref_latent_values(want, sums, &c->host, token, head);
+    }
+    got = gpu_floats(out, n_out);
+    gpu_compare(got, want, n_out, 3e-5, 1e-2, "values of few decodes");
+    free(sums), free(want), free(got);
 }
 
 /* Are the first n_bytes of two arrays on the device the same? */
@@ -345,6 +371,8 @@ static void check(int i, int step, enum k_type type)
     if (c->row <= K_HEAD_DIM_PORTABLE || !k_is_portable())
         check_attention(c, queries, host_queries);
     check_values(c);
+    if (k_latent_is_few(&c->plan, &c->dkv, &c->host.shape, c->n_tokens))
+        check_few(c, queries, host_queries);
     free(c->pages), free(host_queries), free(c);
 }
 
