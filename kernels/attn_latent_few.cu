@@ -13,10 +13,10 @@
  * number of runs depends on the decode's length and on the number of decodes. The kernel of values
  * merges the runs (latent_products.cu), so that no launch of its own does.
  *
- * Early: this step's latents were written three launches before, by a kernel that has ended when
- * this one begins, because the two between wait before they let the next one begin. So the first
- * two tiles are requested before the kernel in front has ended, and the wait is for queries only.
- * A plan without `overlap` waits first.
+ * Early: earlier steps' latents are there, and this step's, too, where another kernel is between the
+ * one that wrote it and this one: kernels wait before they let the next one begin. So the first two
+ * tiles are requested before the kernel in front has ended; the last key after that, if that kernel
+ * writes it (sm90_latent_front.cu). A plan without `overlap` waits first.
  *
  * Bits: of a decode they depend on its keys and on the number of decodes. */
 #include "kernels/attn_chunk.cuh"
@@ -46,6 +46,7 @@ struct few_args {
     int n_heads, most;
     float scale; /* times log2(e) */
     bool overlaps;
+    bool is_fresh; /* the last key is of the kernel in front */
 };
 
 struct few_shared {
@@ -85,33 +86,50 @@ static __device__ inline few_job few_job_of(const few_args &a)
 
 /* --- copies --------------------------------------------------------------------------------- */
 
-/* Request a tile of keys, if there is one; keys behind the last one are zeros. The group of copies
- * is closed in any case. A warp has four keys. */
-static __device__ inline void few_request_keys(bf16 *to, const few_args &a, const few_job &job,
-                                               int tile)
+/* Request a key by a warp, or make it zero. */
+static __device__ inline void few_request_key(bf16 *to, const k_bf16 *from, bool is_there)
 {
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll
+    for (int chunk = 0; chunk < (ROW / 8 + 31) / 32; chunk++) {
+        int at = (chunk * 32 + (int)threadIdx.x % 32) * 8;
 
+        if (at >= ROW)
+            break;
+        if (is_there)
+            chunk_copy16(to + at, from + at);
+        else
+            *(uint4 *)(to + at) = make_uint4(0, 0, 0, 0);
+    }
+}
+
+/* Request a tile of keys, if there is one, but not key `but`; keys behind the last one are zeros.
+ * The group of copies is closed in any case. A warp has four keys. */
+static __device__ inline void few_request_keys(bf16 *to, const few_args &a, const few_job &job,
+                                               int tile, int but)
+{
     if (tile < job.last) {
 #pragma unroll
         for (int i = 0; i < KEYS / WARPS; i++) {
-            int row = warp * (KEYS / WARPS) + i, pos = tile * KEYS + row;
-            const k_bf16 *from = key_row(a.kv, job.pages, min(pos, job.len - 1), 0);
+            int row = (int)threadIdx.x / 32 * (KEYS / WARPS) + i, pos = tile * KEYS + row;
 
-#pragma unroll
-            for (int chunk = 0; chunk < (ROW / 8 + 31) / 32; chunk++) {
-                int at = (chunk * 32 + lane) * 8;
-
-                if (at >= ROW)
-                    break;
-                if (pos < job.len)
-                    chunk_copy16(to + row * ROOM + at, from + at);
-                else
-                    *(uint4 *)(to + row * ROOM + at) = make_uint4(0, 0, 0, 0);
-            }
+            if (pos != but)
+                few_request_key(to + row * ROOM,
+                                key_row(a.kv, job.pages, min(pos, job.len - 1), 0), pos < job.len);
         }
     }
     chunk_end_group();
+}
+
+/* Request a key of the first two tiles, if it is there. */
+static __device__ inline void few_request_last(few_shared &s, const few_args &a,
+                                               const few_job &job, int pos)
+{
+    int tile = pos / KEYS, row = pos % KEYS;
+
+    if (tile < job.last && tile - job.tile < STAGES && tile >= job.tile &&
+        (int)threadIdx.x / 32 == row / (KEYS / WARPS))
+        few_request_key(s.keys[tile - job.tile] + row * ROOM, key_row(a.kv, job.pages, pos, 0),
+                        true);
 }
 
 static __device__ inline void few_request_queries(bf16 *to, const few_args &a, const few_job &job)
@@ -261,17 +279,21 @@ static __global__ void __launch_bounds__(THREADS, 2) attn_latent_few_kernel(cons
     float acc[2][8][4] = {};
     few_rows r;
     few_job job;
+    int fresh;
 
     if (!a.overlaps)
         wait_for_previous();
     job = few_job_of(a);
-    few_request_keys(s.keys[0], a, job, job.tile);
-    few_request_keys(s.keys[1], a, job, job.tile + 1);
+    fresh = a.is_fresh ? job.len - 1 : -1;
+    few_request_keys(s.keys[0], a, job, job.tile, fresh);
+    few_request_keys(s.keys[1], a, job, job.tile + 1, fresh);
     if (a.overlaps)
         wait_for_previous();
     let_next_begin();
     if (job.tile >= job.last)
         return;
+    if (fresh >= 0)
+        few_request_last(s, a, job, fresh);
     few_request_queries(s.queries, a, job);
 #pragma unroll
     for (int i = 0; i < 4; i++)
@@ -291,7 +313,7 @@ static __global__ void __launch_bounds__(THREADS, 2) attn_latent_few_kernel(cons
             break;
         chunk_wait_groups<0>(); /* the next tile */
         __syncthreads();
-        few_request_keys(keys, a, job, tile + 2);
+        few_request_keys(keys, a, job, tile + 2, -1);
     }
     few_write(a, job, acc, r);
 }
@@ -309,7 +331,8 @@ int k_latent_is_few(const struct k_attn_plan *plan, const struct k_kv *kv,
 }
 
 int k_latent_attend(const k_bf16 *q, const struct k_kv *kv, const struct k_tokens *t,
-                    const struct k_attn_plan *plan, int n_heads, float scale, k_stream stream)
+                    const struct k_attn_plan *plan, int n_heads, float scale, bool is_fresh,
+                    k_stream stream)
 {
     int most = latent_few_parts(plan->n_decodes, n_heads);
     few_args args = {q,
@@ -320,7 +343,8 @@ int k_latent_attend(const k_bf16 *q, const struct k_kv *kv, const struct k_token
                      n_heads,
                      most,
                      scale * LOG2_E,
-                     plan->overlap != 0};
+                     plan->overlap != 0,
+                     is_fresh};
 
     return LATENT_LAUNCH(attn_latent_few_kernel,
                          dim3(most, latent_few_blocks(n_heads), plan->n_decodes), THREADS,

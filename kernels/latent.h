@@ -97,6 +97,15 @@ void ref_latent_queries(float *out, const float *in, const struct k_latent *l,
 int k_latent_queries(k_bf16 *out, const k_bf16 *in, const struct k_latent *l,
                      const struct k_tokens *t, k_stream stream);
 
+/* For few tokens, in one launch: rows to the pages as k_latent_keys(), and out as k_latent_queries()
+ * of the product of q_b [n_heads * (nope_dim + rope_dim)][q_rank] with the normed latents, which are
+ * rounded to bfloat16, and so is the product. in [n_tokens][k_latent_in()]. k_latent_joins(): does
+ * it take these sizes and this q_b for n tokens? */
+int k_latent_joins(const struct k_latent_shape *s, const struct k_matrix *q_b, int n);
+int k_latent_join(k_bf16 *out, const k_bf16 *in, const struct k_latent *l,
+                  const struct k_matrix *q_b, const struct k_kv *kv, const struct k_tokens *t,
+                  k_stream stream);
+
 /* out [n_tokens][n_heads][v_dim] = values of in [n_tokens][n_heads][kv_rank], likewise. is_half: out
  * is as K_HALF_AT (v_dim is a multiple of 16), else bfloat16. */
 void ref_latent_values(float *out, const float *in, const struct k_latent *l, int token, int head);
@@ -106,12 +115,14 @@ int k_latent_values(void *out, bool is_half, const k_bf16 *in, const struct k_la
 /* Attention of a step of few decodes over rows of 512 + 64 in bf16, in place of k_attn(), and the
  * values of its results. Between them the results are parts in plan->work. q: absorbed queries.
  * With plan->overlap the first reads pages and the step's arrays before the previous kernel has
- * ended: they are of earlier launches, each of which waits for the one before it; plan->schedule is
- * not read. k_latent_is_few(): is the step one that these take? */
+ * ended: they are of earlier launches, each of which waits for the one before it; but not the last
+ * key of each sequence if it is_fresh, of the previous launch. plan->schedule is not read.
+ * k_latent_is_few(): is the step one that these take? */
 int k_latent_is_few(const struct k_attn_plan *plan, const struct k_kv *kv,
                     const struct k_latent_shape *s, int n_tokens);
 int k_latent_attend(const k_bf16 *q, const struct k_kv *kv, const struct k_tokens *t,
-                    const struct k_attn_plan *plan, int n_heads, float scale, k_stream stream);
+                    const struct k_attn_plan *plan, int n_heads, float scale, bool is_fresh,
+                    k_stream stream);
 int k_latent_attended(void *out, bool is_half, const struct k_latent *l, const struct k_tokens *t,
                       const struct k_attn_plan *plan, float scale, k_stream stream);
 

@@ -553,7 +553,8 @@ static void cuda_attn(struct device *d, void *out, const void *qkv, const struct
     if (kv->value_dim > 0 && gpu->latent.is_few) {
         gpu->latent.scale = scale;
         cuda_keep(gpu,
-                  k_latent_attend(qkv, kv, &tokens, &gpu->plan, n_heads, scale, gpu->stream),
+                  k_latent_attend(qkv, kv, &tokens, &gpu->plan, n_heads, scale,
+                                  gpu->latent.is_fresh, gpu->stream),
                   "attn");
         return;
     }
@@ -869,6 +870,8 @@ static const struct device_ops cuda_ops = {
     .place = layers_place,
     .grow = layers_grow,
     .halve = layers_halve,
+    .latent_joins = layers_latent_joins,
+    .latent_join = layers_latent_join,
     .latent_keys = layers_latent_keys,
     .latent_queries = layers_latent_queries,
     .latent_values = layers_latent_values,

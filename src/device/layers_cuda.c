@@ -173,16 +173,39 @@ void layers_soften(struct device *d, float *logits, const struct k_softening *ho
 
 /* Attention that follows reads the lists of tiles and the schedule, which no rotary step has
  * chosen. */
+static void layers_begin_latent(struct cuda *gpu, const struct k_latent *l, const struct k_kv *kv,
+                                bool is_fresh)
+{
+    cuda_find_tiles(gpu, l->shape.n_heads);
+    gpu->latent.is_fresh = is_fresh;
+    gpu->latent.is_few =
+        !gpu->has_chunks && k_latent_is_few(&gpu->plan, kv, &l->shape, gpu->tokens.n_tokens);
+    gpu->plan.overlap = gpu->latent.is_few || cuda_schedule(gpu, kv, l->shape.n_heads);
+}
+
+bool layers_latent_joins(struct device *d, const struct k_latent_shape *s,
+                         const struct k_matrix *q_b)
+{
+    return k_latent_joins(s, q_b, d->step_tokens) != 0;
+}
+
+void layers_latent_join(struct device *d, void *out, const void *in, const struct k_latent *l,
+                        const struct k_matrix *q_b, const struct k_kv *kv)
+{
+    struct cuda *gpu = cuda_of(d);
+    const struct k_tokens tokens = k_tokens_of(&gpu->tokens, kv->group);
+
+    layers_begin_latent(gpu, l, kv, true);
+    cuda_keep(gpu, k_latent_join(out, in, l, q_b, kv, &tokens, gpu->stream), "latent_join");
+}
+
 void layers_latent_keys(struct device *d, void *q, const void *in, const struct k_latent *l,
                         const struct k_kv *kv, const struct k_matrix *to)
 {
     struct cuda *gpu = cuda_of(d);
     const struct k_tokens tokens = k_tokens_of(&gpu->tokens, kv->group);
 
-    cuda_find_tiles(gpu, l->shape.n_heads);
-    gpu->latent.is_few = !gpu->has_chunks &&
-                         k_latent_is_few(&gpu->plan, kv, &l->shape, gpu->tokens.n_tokens);
-    gpu->plan.overlap = gpu->latent.is_few || cuda_schedule(gpu, kv, l->shape.n_heads);
+    layers_begin_latent(gpu, l, kv, false);
     cuda_keep(gpu,
               k_latent_keys(q, to != NULL && k_format_reads_half(&to->format), in, l, kv, &tokens,
                             gpu->stream),

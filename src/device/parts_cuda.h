@@ -166,7 +166,8 @@ struct cuda {
     size_t staging_bytes;
     bool is_short;   /* no sequence of the step has more than K_ATTN_SHORT keys */
     struct {
-        bool is_few; /* the layer's attention leaves parts, which its values merge */
+        bool is_few;   /* the layer's attention leaves parts, which its values merge */
+        bool is_fresh; /* the last keys are of the launch in front of attention */
         float scale;
     } latent;
     bool has_chunks; /* sequences with several tokens: keys are written before attention */
@@ -260,6 +261,10 @@ void layers_gate_by(struct device *d, struct device_rows *out, const void *in,
 void layers_layer_embeds(struct device *d, void *x, const struct k_layer_embeds *e);
 void layers_latent_keys(struct device *d, void *q, const void *in, const struct k_latent *l,
                         const struct k_kv *kv, const struct k_matrix *to);
+bool layers_latent_joins(struct device *d, const struct k_latent_shape *s,
+                         const struct k_matrix *q_b);
+void layers_latent_join(struct device *d, void *out, const void *in, const struct k_latent *l,
+                        const struct k_matrix *q_b, const struct k_kv *kv);
 void layers_halve(struct device *d, void *out, const void *x, int width, int n);
 void layers_latent_queries(struct device *d, void *out, const void *in, const struct k_latent *l);
 void layers_latent_values(struct device *d, void *out, const void *in, const struct k_latent *l,

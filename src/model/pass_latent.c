@@ -7,6 +7,8 @@
  *   mixer_in -> latent_queries [n_heads][kv_rank | rope]
  *            -> latent_heads [n_heads][kv_rank] -> mixed
  *
+ * In a step of few tokens one operation does all between the first product and latent_queries.
+ *
  * Attention is the absorbed one in every step: a prompt's keys and values are never expanded, so a
  * query costs kv_rank + rope and kv_rank multiply-adds per key and head where the expanded form
  * costs nope + rope and v_dim: 3.4 times as many with DeepSeek's sizes (1088 to 320). */
@@ -24,6 +26,16 @@ static struct k_latent pass_latent_of(const struct pass *p, const struct layer_p
                              .turns = turns,
                              .interleaved = p->plan->ropes[attn->rope].interleaved,
                              .eps = attn->latent_eps};
+}
+
+/* Does one operation do all between the first product and attention? */
+static bool pass_joins_latent(const struct pass *p, const struct layer_plan *layer,
+                              const struct layer_weights *w)
+{
+    const struct device_ops *op = p->d->ops;
+
+    return p->fused && p->plan->growth.beta == 0.0f && op->latent_joins != NULL &&
+           op->latent_joins(p->d, &layer->attn.latent, &w->q_b);
 }
 
 /* Latents of queries are normed whole, so their product completes no norm. */
@@ -50,6 +62,10 @@ void pass_project_latent(const struct pass *p, const struct layer_plan *layer,
     void *in = latent.shape.q_rank > 0 ? acts->latents : acts->mixer_in;
 
     pass_project(p, in, &w->mixer_in, NULL);
+    if (pass_joins_latent(p, layer, w)) {
+        p->d->ops->latent_join(p->d, acts->latent_queries, in, &latent, &w->q_b, kv);
+        return;
+    }
     p->d->ops->latent_keys(p->d, acts->mixed.data, in, &latent, kv, p->fused ? &w->q_b : NULL);
     if (latent.shape.q_rank > 0)
         pass_project_queries(p, w);
@@ -63,7 +79,8 @@ void pass_attend_latent(const struct pass *p, const struct layer_plan *layer,
     const struct k_latent latent = pass_latent_of(p, layer, w, turns);
     struct activations *acts = p->a;
 
-    op->latent_queries(p->d, acts->latent_queries, acts->mixer_in, &latent);
+    if (!pass_joins_latent(p, layer, w))
+        op->latent_queries(p->d, acts->latent_queries, acts->mixer_in, &latent);
     op->attn(p->d, acts->latent_heads, acts->latent_queries, kv, attn->n_heads, attn->scale, NULL);
     op->latent_values(p->d, acts->mixed.data, acts->latent_heads, &latent,
                       p->fused ? &w->mixer_out : NULL);

@@ -43,6 +43,7 @@ struct played_latent {
     const k_bf16 *rows, *queries;
     k_bf16 *normed, *absorbed, *sums, *out;
     float scale;
+    bool is_fresh; /* of played_latent_few() */
 };
 int played_latent(const struct played_latent *of);
 

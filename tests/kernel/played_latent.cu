@@ -50,7 +50,7 @@ int played_latent_few(const struct played_latent *of)
 {
     play.fault = NULL;
     if (k_latent_attend(of->absorbed, &of->kv, &of->t, &of->plan, of->l.shape.n_heads, of->scale,
-                        NULL) != 0 ||
+                        of->is_fresh, NULL) != 0 ||
         k_latent_attended(of->out, false, &of->l, &of->t, &of->plan, of->scale, NULL) != 0)
         return -1;
     return play.fault == NULL ? 0 : -1;

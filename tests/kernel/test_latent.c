@@ -294,7 +294,7 @@ static void check_few(struct latent_case *c, const k_bf16 *queries, const float 
     float *want = malloc(n_out * sizeof *want), scale = 1.0f / sqrtf((float)k_latent_query(s));
     k_bf16 *out = gpu_array(NULL, n_out * 2);
 
-    gpu_must(k_latent_attend(queries, &c->dkv, &c->dt, &c->plan, s->n_heads, scale,
+    gpu_must(k_latent_attend(queries, &c->dkv, &c->dt, &c->plan, s->n_heads, scale, false,
                              device_cuda_stream(gpu)));
     gpu_must(k_latent_attended(out, false, &c->dev, &c->dt, &c->plan, scale,
                                device_cuda_stream(gpu)));
@@ -309,11 +309,11 @@ static void check_few(struct latent_case *c, const k_bf16 *queries, const float 
     free(sums), free(want), free(got);
 }
 
-/* Are the first n_bytes of two arrays on the device the same? */
-static bool are_same(const void *a, const void *b, size_t n_bytes)
+/* Are the first n_bytes of two arrays of `bytes` on the device the same? */
+static bool are_same(const void *a, const void *b, size_t n_bytes, size_t bytes)
 {
-    char *x = malloc(n_bytes), *y = malloc(n_bytes);
-    bool same = gpu_get(x, a, n_bytes) && gpu_get(y, b, n_bytes) && memcmp(x, y, n_bytes) == 0;
+    char *x = malloc(bytes), *y = malloc(bytes);
+    bool same = gpu_get(x, a, bytes) && gpu_get(y, b, bytes) && memcmp(x, y, n_bytes) == 0;
 
     free(x), free(y);
     return same;
@@ -327,15 +327,17 @@ static void check_bits(int i)
     const struct k_latent_shape *s = &shapes[i].shape;
     size_t n_in = TOKENS * (size_t)k_latent_stride(s),
            n_sums = TOKENS * (size_t)(s->n_heads * s->kv_rank);
+    size_t row_bytes, v_bytes = (size_t)(s->n_heads * s->v_dim) * 2;
     float *in = gpu_random(n_in, 1.0f), *sums = gpu_random(n_sums, 1.0f);
     k_bf16 *dev_in, *dev_sums, *absorbed[2], *values[2];
 
     make_weights(c, i);
     make_tokens(c, STEPS - 1);
+    row_bytes = (size_t)(s->n_heads * c->row) * 2;
     dev_in = gpu_bf16(in, n_in), dev_sums = gpu_bf16(sums, n_sums);
     for (int k = 0; k < 2; k++) {
-        absorbed[k] = gpu_array(NULL, TOKENS * (size_t)(s->n_heads * c->row) * 2);
-        values[k] = gpu_array(NULL, TOKENS * (size_t)(s->n_heads * s->v_dim) * 2);
+        absorbed[k] = gpu_array(NULL, TOKENS * row_bytes);
+        values[k] = gpu_array(NULL, TOKENS * v_bytes);
     }
     for (size_t k = sizeof counts / sizeof counts[0]; k-- > 0;) {
         size_t n = (size_t)counts[k];
@@ -346,11 +348,106 @@ static void check_bits(int i)
         gpu_must(k_latent_values(values[to], false, dev_sums, &c->dev, &c->dt,
                                  device_cuda_stream(gpu)));
         if (to == 1)
-            ok(are_same(absorbed[0], absorbed[1], n * (size_t)(s->n_heads * c->row) * 2) &&
-                   are_same(values[0], values[1], n * (size_t)(s->n_heads * s->v_dim) * 2),
+            ok(are_same(absorbed[0], absorbed[1], n * row_bytes, TOKENS * row_bytes) &&
+                   are_same(values[0], values[1], n * v_bytes, TOKENS * v_bytes),
                "%d heads: %d tokens have the bits of %d", s->n_heads, counts[k], TOKENS);
     }
     free(in), free(sums), free(c);
+}
+
+/* q_b in a format: numbers that it has exactly, on both sides. */
+static struct k_matrix make_q_b(const struct k_latent_shape *s, struct k_format f, float **host)
+{
+    int rows = s->n_heads * k_latent_query(s), cols = s->q_rank;
+    size_t n = (size_t)rows * (size_t)cols;
+    int high = f.group_rows > 0 ? f.group_rows : 1, wide = f.group_cols > 0 ? f.group_cols : cols;
+    int across = k_format_scale_cols(&f, cols);
+    size_t n_scales = k_format_n_scales(&f, rows, cols);
+    struct k_matrix m = {.format = f, .n_out = rows, .n_in = cols};
+    float *w = *host = gpu_random(n, 2.0f / sqrtf((float)cols)), *scales;
+    k_e4m3 *codes = malloc(n);
+
+    if (k_format_is_plain(&f)) {
+        m.data = gpu_bf16(w, n);
+        free(codes);
+        return m;
+    }
+    scales = gpu_random(n_scales, 0.01f);
+    for (size_t k = 0; k < n; k++) {
+        size_t at = k / (size_t)cols / (size_t)high * (size_t)across +
+                    k % (size_t)cols / (size_t)wide;
+
+        codes[k] = k_e4m3_round(w[k] / 0.01f);
+        w[k] = k_e4m3_value(codes[k]) * scales[at];
+    }
+    m.data = gpu_array(codes, n);
+    m.scales = gpu_array(scales, n_scales * sizeof *scales);
+    free(codes), free(scales);
+    return m;
+}
+
+/* out [n][n_out] = w x of x, which becomes rounded to bfloat16; out is rounded likewise. */
+static void multiply_rounded(float *out, const float *w, float *x, int n, int n_out, int n_in)
+{
+    for (int i = 0; i < n * n_in; i++)
+        x[i] = gpu_widen(gpu_round(x[i]));
+    for (int i = 0; i < n * n_out; i++) {
+        const float *row = w + (size_t)(i % n_out) * (size_t)n_in;
+        double sum = 0.0;
+
+        for (int k = 0; k < n_in; k++)
+            sum += (double)row[k] * (double)x[i / n_out * n_in + k];
+        out[i] = gpu_widen(gpu_round((float)sum));
+    }
+}
+
+/* All between the first product and attention in one launch. */
+static void check_join(struct latent_case *c, struct k_format f, const char *name)
+{
+    const struct k_latent_shape *s = &c->host.shape;
+    size_t n = (size_t)c->n_tokens, n_in = n * (size_t)k_latent_in(s);
+    size_t n_out = n * (size_t)(s->n_heads * c->row);
+    float *in = gpu_random(n_in, 2.0f), *want = malloc(n_out * sizeof *want), *w, *got;
+    float *x = malloc(n * (size_t)s->q_rank * sizeof *x),
+          *q = malloc(n * (size_t)k_latent_stride(s) * sizeof *q);
+    k_bf16 *out = gpu_array(NULL, n_out * 2);
+    struct k_matrix m = make_q_b(s, f, &w);
+
+    gpu_must(k_latent_join(out, gpu_bf16(in, n_in), &c->dev, &m, &c->dkv, &c->dt,
+                           device_cuda_stream(gpu)));
+    ref_latent_keys(x, in, &c->host, &c->kv, &c->t, 0, c->n_tokens);
+    multiply_rounded(q, w, x, c->n_tokens, m.n_out, m.n_in);
+    for (int token = 0; token < c->n_tokens; token++) {
+        for (int head = 0; head < s->n_heads; head++)
+            ref_latent_queries(want, q, &c->host, &c->t, token, head);
+    }
+    got = gpu_floats(out, n_out);
+    gpu_compare(got, want, n_out, 2e-5, 1e-2, name);
+    free(got);
+    got = pages_of(c);
+    if (c->dkv.type == K_E4M3)
+        free(round_to_bytes(c->pages, c->n_pages));
+    gpu_compare(got, c->pages, c->n_pages, 5e-6, c->dkv.type == K_BF16 ? 4.1e-3 : 0.13,
+                "rows in the pages");
+    free(in), free(want), free(w), free(got), free(x), free(q);
+}
+
+static void check_joins(struct latent_case *c)
+{
+    static const char *const names[] = {"joined, bf16", "joined, e4m3 by row",
+                                        "joined, e4m3 in blocks"};
+    const struct k_format formats[] = {{.elem = K_BF16},
+                                       k_format_by_row(K_E4M3),
+                                       k_format_in_groups(K_E4M3, 128, 128)};
+
+    for (int i = 0; i < 3; i++) {
+        const struct k_matrix m = {.format = formats[i],
+                                   .n_out = c->host.shape.n_heads * k_latent_query(&c->host.shape),
+                                   .n_in = c->host.shape.q_rank};
+
+        if (k_latent_joins(&c->host.shape, &m, c->n_tokens))
+            check_join(c, formats[i], names[i]);
+    }
 }
 
 static void check(int i, int step, enum k_type type)
@@ -373,6 +470,7 @@ static void check(int i, int step, enum k_type type)
     check_values(c);
     if (k_latent_is_few(&c->plan, &c->dkv, &c->host.shape, c->n_tokens))
         check_few(c, queries, host_queries);
+    check_joins(c);
     free(c->pages), free(host_queries), free(c);
 }
 

@@ -253,7 +253,7 @@ static void check(const struct k_latent_shape *s, bool interleaved, enum k_type 
 
 /* Decodes alone, one of them of a padding sequence, by the kernels for few: against attention of
  * the reference, and values of it. */
-static void check_few(const struct k_latent_shape *s)
+static void check_few(const struct k_latent_shape *s, bool is_fresh)
 {
     static const int32_t few_starts[] = {0, 1, 2, 3, 4}, few_lens[] = {0, 70, 1, 85};
     size_t row = (size_t)k_latent_row(s), heads = N_SEQS * (size_t)s->n_heads;
@@ -285,6 +285,8 @@ static void check_few(const struct k_latent_shape *s)
                        .is_shared = true};
     p.kv = kv;
     p.plan.n_decodes = N_SEQS;
+    p.plan.overlap = is_fresh;
+    p.is_fresh = is_fresh;
     p.plan.work = aligned_alloc(256, k_attn_work_bytes((int)row, s->n_heads, 1));
     p.absorbed = absorbed;
     p.out = calloc(heads * (size_t)s->v_dim, sizeof *p.out);
@@ -312,6 +314,6 @@ int main(void)
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i += 3) /* whole rows, and odd ones */
         check(&shapes[i].shape, shapes[i].interleaved, K_E4M3);
     for (size_t i = 0; i < sizeof few / sizeof few[0]; i++)
-        check_few(&few[i]);
+        check_few(&few[i], i % 2 == 1);
     return tap_done();
 }
