@@ -76,9 +76,8 @@ static __device__ inline few_job few_job_of(const few_args &a)
     job.len = a.t.kv_len[seq];
     split = latent_few_split_of(job.len, a.most);
     job.tile = (int)blockIdx.x * split.tiles;
-    job.last = (int)blockIdx.x < split.n
-                   ? min(job.tile + split.tiles, (job.len + KEYS - 1) / KEYS)
-                   : job.tile;
+    job.last = (int)blockIdx.x < split.n ? min(job.tile + split.tiles, (job.len + KEYS - 1) / KEYS)
+                                         : job.tile;
     job.head = (int)blockIdx.y * HEADS;
     job.n_heads = min(HEADS, a.n_heads - job.head);
     return job;
@@ -113,16 +112,16 @@ static __device__ inline void few_request_keys(bf16 *to, const few_args &a, cons
             int row = (int)threadIdx.x / 32 * (KEYS / WARPS) + i, pos = tile * KEYS + row;
 
             if (pos != but)
-                few_request_key(to + row * ROOM,
-                                key_row(a.kv, job.pages, min(pos, job.len - 1), 0), pos < job.len);
+                few_request_key(to + row * ROOM, key_row(a.kv, job.pages, min(pos, job.len - 1), 0),
+                                pos < job.len);
         }
     }
     chunk_end_group();
 }
 
 /* Request a key of the first two tiles, if it is there. */
-static __device__ inline void few_request_last(few_shared &s, const few_args &a,
-                                               const few_job &job, int pos)
+static __device__ inline void few_request_last(few_shared &s, const few_args &a, const few_job &job,
+                                               int pos)
 {
     int tile = pos / KEYS, row = pos % KEYS;
 
@@ -210,8 +209,7 @@ static __device__ inline void few_soften(few_shared &s, few_rows &r, float scale
 }
 
 /* acc [32 heads][64 columns of the warp] = acc * shrink + weights * values. */
-static __device__ inline void few_add_values(few_shared &s, float (&acc)[2][8][4],
-                                             const bf16 *keys)
+static __device__ inline void few_add_values(few_shared &s, float (&acc)[2][8][4], const bf16 *keys)
 {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const bf16 *v = keys + (lane % 8 + lane / 8 % 2 * 8) * ROOM + warp * 64 + lane / 16 * 8;
@@ -324,8 +322,7 @@ int k_latent_is_few(const struct k_attn_plan *plan, const struct k_kv *kv,
                     const struct k_latent_shape *s, int n_tokens)
 {
     return !k_is_portable() && plan->n_tiles == 0 && plan->n_decodes == n_tokens &&
-           plan->n_decodes >= 1 &&
-           plan->n_decodes * latent_few_blocks(s->n_heads) <= TOKENS_MAX &&
+           plan->n_decodes >= 1 && plan->n_decodes * latent_few_blocks(s->n_heads) <= TOKENS_MAX &&
            kv->type == K_BF16 && kv->head_dim == ROW && kv->value_dim == VALUES &&
            kv->page_elems % 8 == 0 && kv->layer_elems % 8 == 0 && latent_is_even(s);
 }

@@ -25,13 +25,13 @@
 #include "kernels/latent.cuh"
 #include "kernels/latent_few.cuh"
 
-#define FEW           64 /* tokens */
+#define FEW           64          /* tokens */
 #define PORTABLE      (99 * 1024) /* bytes of shared memory on other GPUs than Hopper */
 #define FEW_THREADS   128
 #define QUERY_COLUMNS 64 /* of a block */
 #define VALUE_COLUMNS 32
-#define MANY_ROWS          3
-#define MANY_COLS          8
+#define MANY_ROWS     3
+#define MANY_COLS     8
 
 /* The first element of a token's head; of the last token for those behind it. */
 static __device__ __forceinline__ const k_bf16 *latent_query_of(const latent_args &a, int token)
@@ -55,8 +55,8 @@ static __device__ __forceinline__ void latent_turn_ends(const latent_args &a, in
     for (int i = threadIdx.x % threads; i < n * half; i += threads) {
         int token = first + i / half;
 
-        latent_turn((k_bf16 *)a.out +
-                        ((size_t)token * s.n_heads + blockIdx.x) * k_latent_row(&s) + s.kv_rank,
+        latent_turn((k_bf16 *)a.out + ((size_t)token * s.n_heads + blockIdx.x) * k_latent_row(&s) +
+                        s.kv_rank,
                     a.in + latent_query_at(s, token, blockIdx.x) + s.nope_dim, a, a.t.pos[token],
                     i % half);
     }
@@ -78,8 +78,8 @@ static __device__ __forceinline__ void latent_request(bf16 *to, int room, const 
 
 /* Elements of a row in shared memory: of up_k, of queries, of up_v and sums. */
 #define UP_ROOM           (QUERY_COLUMNS + 8)
-#define QUERY_ROOM(nope)   ((nope) + 8)
-#define SUM_ROOM(kv_rank)  ((kv_rank) + 32)
+#define QUERY_ROOM(nope)  ((nope) + 8)
+#define SUM_ROOM(kv_rank) ((kv_rank) + 32)
 
 /* Blocks: a head, QUERY_COLUMNS columns. MT: tokens, in sixteens. */
 template <int MT>
@@ -126,9 +126,8 @@ static __global__ void __launch_bounds__(FEW_THREADS) latent_queries_few_kernel(
 #pragma unroll
     for (int i = 0; i < MT * 4; i++) {
         int m = i / 4, below = i / 2 % 2, j = i % 2, token = m * 16 + g + below * 8;
-        k_bf16 *to = (k_bf16 *)a.out +
-                     ((size_t)token * s.n_heads + blockIdx.x) * k_latent_row(&s) + column + own +
-                     j * 8 + c * 2;
+        k_bf16 *to = (k_bf16 *)a.out + ((size_t)token * s.n_heads + blockIdx.x) * k_latent_row(&s) +
+                     column + own + j * 8 + c * 2;
 
         if (token < n)
             *(uint32_t *)to = pack_bf16(acc[m][j][below * 2], acc[m][j][below * 2 + 1]);
@@ -394,8 +393,8 @@ int k_latent_queries_even(k_bf16 *out, const k_bf16 *in, const struct k_latent *
     dim3 grid(l->shape.n_heads, l->shape.kv_rank / QUERY_COLUMNS);
 
     if (!latent_is_few(t, smem))
-        return LATENT_LAUNCH(latent_queries_even_kernel,
-                             latent_many_grid(l, t, l->shape.kv_rank), 128, 0, stream, args);
+        return LATENT_LAUNCH(latent_queries_even_kernel, latent_many_grid(l, t, l->shape.kv_rank),
+                             128, 0, stream, args);
     if (t->n_tokens <= 16)
         return LATENT_LAUNCH(latent_queries_few_kernel<1>, grid, FEW_THREADS, smem, stream, args);
     return LATENT_LAUNCH(latent_queries_few_kernel<4>, grid, FEW_THREADS, smem, stream, args);

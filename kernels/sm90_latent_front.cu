@@ -156,9 +156,9 @@ static __device__ inline void front_norm_token(bf16 *to, const front_args &f,
         const uint4 &w = norm.weights[i];
 
         if (at < s.q_rank)
-            *(uint4 *)(to + at) = make_uint4(
-                front_normed(x[i].x, w.x, inverse), front_normed(x[i].y, w.y, inverse),
-                front_normed(x[i].z, w.z, inverse), front_normed(x[i].w, w.w, inverse));
+            *(uint4 *)(to + at) =
+                make_uint4(front_normed(x[i].x, w.x, inverse), front_normed(x[i].y, w.y, inverse),
+                           front_normed(x[i].z, w.z, inverse), front_normed(x[i].w, w.w, inverse));
     }
 }
 
@@ -204,8 +204,7 @@ static __device__ inline void front_multiply(char *shared, const front_args &f,
 #pragma unroll
         for (int i = 0; i < BLOCK; i += 32) {
             uint4 l = front_weights<E4M3>(low, k + i + c * 8),
-                  h = front_weights<E4M3>(high, k + i + c * 8),
-                  b = *(const uint4 *)(x + k + i);
+                  h = front_weights<E4M3>(high, k + i + c * 8), b = *(const uint4 *)(x + k + i);
             const uint32_t front[4] = {l.x, h.x, l.y, h.y}, back[4] = {l.z, h.z, l.w, h.w};
 
             chunk_multiply(part, front, b.x, b.y);
@@ -238,15 +237,15 @@ static __device__ inline void front_send(char *shared, const front_args &f, cons
         int token = i / (rows / 2), row = i % (rows / 2) * 2;
         const float *at = sums + row * TOKENS_MAX + token, *other = at + rows * TOKENS_MAX;
         uint32_t two = pack_bf16(at[0] + other[0], at[TOKENS_MAX] + other[TOKENS_MAX]);
-        const bf16 *to =
-            (const bf16 *)(shared + p.queries) + token * p.q_room + rank * rows + row;
+        const bf16 *to = (const bf16 *)(shared + p.queries) + token * p.q_room + rank * rows + row;
 
 #pragma unroll
         for (int k = 0; k < RANKS; k++)
-            asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];"
-                         ::"r"(front_remote(to, k)),
-                         "r"(two), "r"(front_remote(bar, k))
-                         : "memory");
+            asm volatile(
+                "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(
+                    front_remote(to, k)),
+                "r"(two), "r"(front_remote(bar, k))
+                : "memory");
     }
 }
 

@@ -16,7 +16,7 @@ int experts_reserve(struct cuda *c)
     int few = lim->n_tokens < K_MIXING_FEW ? lim->n_tokens : K_MIXING_FEW;
     int more = lim->n_experts_used > 0 ? few / lim->n_experts_used + 1 : 0;
     const struct k_mixing_sizes sizes = {.n_tokens = lim->n_tokens < few + more ? few + more
-                                                                               : lim->n_tokens,
+                                                                                : lim->n_tokens,
                                          .n_used = lim->n_experts_used,
                                          .n_choices = lim->n_choices,
                                          .n_experts = lim->n_experts + 1,

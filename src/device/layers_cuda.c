@@ -239,7 +239,6 @@ void layers_latent_values(struct device *d, void *out, const void *in, const str
                   "latent_values");
         return;
     }
-    cuda_keep(gpu,
-              k_latent_values(out, is_half, in, l, &gpu->tokens, gpu->stream),
+    cuda_keep(gpu, k_latent_values(out, is_half, in, l, &gpu->tokens, gpu->stream),
               "latent_values");
 }

@@ -164,7 +164,7 @@ struct cuda {
     char *mirror;         /* the arrays on the device */
     int32_t *page_mirror; /* int32 [n_tables][n_seqs][pages_max] */
     size_t staging_bytes;
-    bool is_short;   /* no sequence of the step has more than K_ATTN_SHORT keys */
+    bool is_short; /* no sequence of the step has more than K_ATTN_SHORT keys */
     struct {
         bool is_few;   /* the layer's attention leaves parts, which its values merge */
         bool is_fresh; /* the last keys are of the launch in front of attention */

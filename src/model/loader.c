@@ -707,8 +707,7 @@ static bool loader_place_behind(struct loader *l, struct k_matrix *m,
     format.has_x_scale = m->format.has_x_scale;
     if (b == NULL || l->absent || b->data == NULL || b->n_in != m->n_in ||
         b->n_out != all->n_before * m->n_out || !k_format_is_same(&format, &m->format) ||
-        k_format_is_packed(&format) ||
-        (format.group_rows > 0 && m->n_out % format.group_rows != 0))
+        k_format_is_packed(&format) || (format.group_rows > 0 && m->n_out % format.group_rows != 0))
         return false;
     if (!k_format_is_plain(&format))
         row_bytes = k_format_row_bytes(&format, m->n_in);
@@ -722,9 +721,8 @@ static bool loader_place_behind(struct loader *l, struct k_matrix *m,
 static void loader_place_matrix(struct loader *l, struct k_matrix *m,
                                 const struct loader_tensors *all)
 {
-    size_t row_bytes = k_format_is_plain(&m->format)
-                           ? (size_t)m->n_in * l->d->elem_bytes
-                           : k_format_row_bytes(&m->format, m->n_in);
+    size_t row_bytes = k_format_is_plain(&m->format) ? (size_t)m->n_in * l->d->elem_bytes
+                                                     : k_format_row_bytes(&m->format, m->n_in);
     struct k_matrix roomy = *m;
 
     if (loader_place_behind(l, m, all))

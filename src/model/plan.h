@@ -200,11 +200,11 @@ int plan_ffn_in(const struct layer_plan *l);
 /* The maxima over all layers, by which activations and the device's work areas are sized. */
 struct plan_widths {
     int mixer_in, mixer_out, ffn_in, ff;
-    int n_heads, head_dim;                        /* of attention; 0 without any */
+    int n_heads, head_dim;                     /* of attention; 0 without any */
     int latents, latent_queries, latent_heads; /* elements of a token's latents, of its absorbed
                                                 * queries and of their results; 0 without */
-    int attn_gate;                                /* elements of a row of gates of heads */
-    int delta_gates;                              /* of Gated DeltaNet: b and a */
+    int attn_gate;                             /* elements of a row of gates of heads */
+    int delta_gates;                           /* of Gated DeltaNet: b and a */
     int state_work; /* of the work memory of mixers with states, in floats */
     bool has_states;
     int state_shared; /* bytes of shared memory of a block of their kernels */

@@ -16,8 +16,7 @@ static void *weights_load_latent_norm(const struct loading *in, const char *patt
 
 /* Queries, in one product or in two, and the latents of keys and values, in the first of them. Only
  * the rows of heads are divided among ranks. */
-static void weights_load_latent_first(const struct loading *in,
-                                      const struct k_latent_shape *whole,
+static void weights_load_latent_first(const struct loading *in, const struct k_latent_shape *whole,
                                       const struct k_latent_shape *own, struct layer_weights *w)
 {
     int rows = whole->n_heads * k_latent_query(whole),

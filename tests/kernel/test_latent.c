@@ -296,8 +296,8 @@ static void check_few(struct latent_case *c, const k_bf16 *queries, const float 
 
     gpu_must(k_latent_attend(queries, &c->dkv, &c->dt, &c->plan, s->n_heads, scale, false,
                              device_cuda_stream(gpu)));
-    gpu_must(k_latent_attended(out, false, &c->dev, &c->dt, &c->plan, scale,
-                               device_cuda_stream(gpu)));
+    gpu_must(
+        k_latent_attended(out, false, &c->dev, &c->dt, &c->plan, scale, device_cuda_stream(gpu)));
     for (int token = 0; token < c->n_tokens; token++) {
         if (c->t.kv_len[c->seq[token]] > 0)
             ref_attn(sums, host_queries, &c->kv, &c->t, s->n_heads, scale, token, 0, scratch);
@@ -345,8 +345,8 @@ static void check_bits(int i)
 
         c->dt.n_tokens = counts[k];
         gpu_must(k_latent_queries(absorbed[to], dev_in, &c->dev, &c->dt, device_cuda_stream(gpu)));
-        gpu_must(k_latent_values(values[to], false, dev_sums, &c->dev, &c->dt,
-                                 device_cuda_stream(gpu)));
+        gpu_must(
+            k_latent_values(values[to], false, dev_sums, &c->dev, &c->dt, device_cuda_stream(gpu)));
         if (to == 1)
             ok(are_same(absorbed[0], absorbed[1], n * row_bytes, TOKENS * row_bytes) &&
                    are_same(values[0], values[1], n * v_bytes, TOKENS * v_bytes),
@@ -374,8 +374,8 @@ static struct k_matrix make_q_b(const struct k_latent_shape *s, struct k_format 
     }
     scales = gpu_random(n_scales, 0.01f);
     for (size_t k = 0; k < n; k++) {
-        size_t at = k / (size_t)cols / (size_t)high * (size_t)across +
-                    k % (size_t)cols / (size_t)wide;
+        size_t at =
+            k / (size_t)cols / (size_t)high * (size_t)across + k % (size_t)cols / (size_t)wide;
 
         codes[k] = k_e4m3_round(w[k] / 0.01f);
         w[k] = k_e4m3_value(codes[k]) * scales[at];
@@ -436,9 +436,8 @@ static void check_joins(struct latent_case *c)
 {
     static const char *const names[] = {"joined, bf16", "joined, e4m3 by row",
                                         "joined, e4m3 in blocks"};
-    const struct k_format formats[] = {{.elem = K_BF16},
-                                       k_format_by_row(K_E4M3),
-                                       k_format_in_groups(K_E4M3, 128, 128)};
+    const struct k_format formats[] = {
+        {.elem = K_BF16}, k_format_by_row(K_E4M3), k_format_in_groups(K_E4M3, 128, 128)};
 
     for (int i = 0; i < 3; i++) {
         const struct k_matrix m = {.format = formats[i],

@@ -24,12 +24,9 @@
 static const struct {
     struct k_latent_shape shape;
     bool interleaved;
-} shapes[] = {{{16, 0, 512, 32, 64, 24}, true},
-              {{20, 0, 512, 24, 64, 40}, false},
-              {{8, 12, 256, 16, 64, 16}, true},
-              {{3, 20, 128, 32, 16, 64}, true},
-              {{3, 0, 20, 9, 8, 5}, true},
-              {{128, 0, 24, 6, 8, 4}, false}};
+} shapes[] = {{{16, 0, 512, 32, 64, 24}, true}, {{20, 0, 512, 24, 64, 40}, false},
+              {{8, 12, 256, 16, 64, 16}, true}, {{3, 20, 128, 32, 16, 64}, true},
+              {{3, 0, 20, 9, 8, 5}, true},      {{128, 0, 24, 6, 8, 4}, false}};
 
 /* A padding sequence, a decode, chunks. */
 static const int32_t starts[N_SEQS + 1] = {0, 1, 2, 21, TOKENS}, lens[N_SEQS] = {0, 70, 85, 3};
