@@ -427,6 +427,7 @@ struct k_router {
     const float *logit_bias; /* float32 [n_experts] or NULL: part of the logits */
     const float *scales;     /* float32 [n_experts] or NULL: of the weights */
     int n_experts, n_used;
+    int n_shared; /* of the n_used slots; these lead to experts n_experts .., with weight 1 */
     int n_groups, n_groups_used, group_best; /* n_groups 1: no groups */
     enum k_scoring scoring;
     bool renorms;

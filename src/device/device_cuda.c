@@ -550,6 +550,14 @@ static void cuda_attn(struct device *d, void *out, const void *qkv, const struct
     struct cuda *gpu = cuda_of(d);
     const struct k_tokens tokens = k_tokens_of(&gpu->tokens, kv->group);
 
+    if (kv->value_dim > 0 && gpu->latent.is_few) {
+        gpu->latent.scale = scale;
+        cuda_keep(gpu,
+                  k_latent_attend(qkv, kv, &tokens, &gpu->plan, n_heads, scale,
+                                  gpu->latent.is_fresh, gpu->stream),
+                  "attn");
+        return;
+    }
     gpu->plan.out_is_half = to != NULL && k_format_reads_half(&to->format);
     cuda_keep(gpu, k_attn(out, qkv, kv, &tokens, &gpu->plan, n_heads, scale, gpu->stream), "attn");
 }
@@ -847,6 +855,9 @@ static const struct device_ops cuda_ops = {
     .layer_embeds = layers_layer_embeds,
     .place = layers_place,
     .grow = layers_grow,
+    .halve = layers_halve,
+    .latent_joins = layers_latent_joins,
+    .latent_join = layers_latent_join,
     .latent_keys = layers_latent_keys,
     .latent_queries = layers_latent_queries,
     .latent_values = layers_latent_values,

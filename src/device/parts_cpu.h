@@ -156,10 +156,11 @@ void cpu_shut(struct device *d, void *x, const void *gate, int width, int n,
               const struct k_matrix *to);
 
 /* --- cpu_latent.c: operations of the table --- */
-void cpu_latent_keys(struct device *d, const void *in, const struct k_latent *l,
-                     const struct k_kv *kv);
+void cpu_latent_keys(struct device *d, void *q, const void *in, const struct k_latent *l,
+                     const struct k_kv *kv, const struct k_matrix *to);
 void cpu_latent_queries(struct device *d, void *out, const void *in, const struct k_latent *l);
-void cpu_latent_values(struct device *d, void *out, const void *in, const struct k_latent *l);
+void cpu_latent_values(struct device *d, void *out, const void *in, const struct k_latent *l,
+                       const struct k_matrix *to);
 
 /* --- cpu_index.c: operations of the table --- */
 void cpu_index_keys(struct device *d, const void *in, const struct k_index *x,

@@ -133,8 +133,8 @@ static int activations_alloc_latent(struct activations *a, struct device *d,
                                     const struct plan *plan, size_t tokens)
 {
     const struct plan_widths widest = plan_widest(plan);
-    void **rows[] = {&a->latent_keys, &a->latent_queries, &a->latent_heads};
-    const int widths[] = {widest.latent_row, widest.latent_queries, widest.latent_heads};
+    void **rows[] = {&a->latents, &a->latent_queries, &a->latent_heads};
+    const int widths[] = {widest.latents, widest.latent_queries, widest.latent_heads};
 
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         if (widths[i] > 0 && (*rows[i] = d->ops->alloc_scratch(d, tokens * (size_t)widths[i] *
@@ -240,8 +240,12 @@ static void activations_lower(struct activations *a, struct device *d, const str
 void activations_fuse(struct activations *a, struct device *d, const struct plan *plan,
                       const struct weights *w, struct plan_stage stage)
 {
+    struct plan_widths widest = plan_widest(plan);
+
     a->fused_max = 0;
-    if (plan->fuses && plan->dim % 16 == 0)
+    /* an index, and gates of the delta rule by channel, have products in parts alone */
+    if (plan->fuses && plan->dim % 16 == 0 && widest.index.n_heads == 0 &&
+        widest.delta_forgets == 0)
         a->fused_max = PASS_FUSED_MAX;
     if (plan->n_ranks > 1 && d->ops->sum_residual == NULL)
         a->fused_max = 0;
@@ -250,6 +254,7 @@ void activations_fuse(struct activations *a, struct device *d, const struct plan
         a->fused_max--;
     for (int i = stage.first; i < stage.end; i++) {
         activations_lower(a, d, &w->layers[i].mixer_in);
+        activations_lower(a, d, &w->layers[i].q_b);
         activations_lower(a, d, &w->layers[i].mixer_out);
         activations_lower(a, d, &w->layers[i].mixer_gate);
         if (plan->layers[i].ffn.kind == FFN_EXPERTS)
@@ -511,7 +516,8 @@ void pass_grow(const struct pass *p, const struct attn_plan *attn)
     int stride = width + 2 * attn->n_kv_heads * attn->head_dim;
 
     if (attn->latent.kv_rank > 0)
-        width = stride = attn->n_heads * k_latent_query(&attn->latent);
+        width = attn->n_heads * k_latent_query(&attn->latent),
+        stride = k_latent_stride(&attn->latent);
     p->d->ops->grow(p->d, p->a->mixer_in, stride, width, &p->plan->growth);
 }
 
@@ -680,9 +686,42 @@ static void pass_share_experts(const struct pass *p, const struct ffn_plan *ffn,
     op->matmul(p->d, acts->delta, &acts->ff, &w->down, w->down_bias, p->n);
 }
 
+/* The factor of shared experts is a product of rows that are normed in full. */
+static bool pass_fuses_shared(const struct pass *p, const struct ffn_plan *ffn,
+                              const struct layer_weights *w)
+{
+    const struct device_ops *op = p->d->ops;
+
+    return w->shared_switch == NULL && !ffn->experts.config->is_plain &&
+           ffn->activation == K_SILU && ffn->gate_by == 1.0f && op->halve != NULL &&
+           op->few(p->d, &w->ffn_in, p->n) && op->few(p->d, &w->down, p->n);
+}
+
+/* The same as pass_share_experts(), by two fused products. Rows of float16, which a format may
+ * want, are made in the memory of the rows of the output matrix, which are as many as tokens. */
+static void pass_fused_share(const struct pass *p, const struct layer_weights *w)
+{
+    struct activations *acts = p->a;
+    struct k_product gate =
+        pass_fused_product(p, K_PRODUCT_GATED, acts->ff.data, &w->ffn_in, w->ffn_in_bias);
+
+    if (k_format_reads_half(&w->ffn_in.format)) {
+        p->d->ops->halve(p->d, acts->rows_normed.data, acts->normed.data, p->plan->dim, p->n);
+        gate.x = acts->rows_normed.data;
+    }
+    gate.y_is_half = k_format_reads_half(&w->down.format);
+    pass_fused_run(p, gate);
+    pass_fused_run(p, (struct k_product){.kind = K_PRODUCT_PLAIN,
+                                         .x = acts->ff.data,
+                                         .w = &w->down,
+                                         .bias = w->down_bias,
+                                         .y = acts->delta});
+}
+
 /* Router and experts read rows of the device's type, whatever the format of the matrices is. In a
- * fused step the residual has been normed by half only: they complete it, but shared experts do
- * not, so it is normed here for these. */
+ * fused step the residual has been normed by half only: they complete it, and shared experts do if
+ * they are fused, too; else it is normed here for these. A shared expert that is like the others is
+ * one of them in a fused step. */
 struct device_experts pass_begin_experts(const struct pass *p, const struct layer_plan *layer,
                                          const struct layer_weights *w)
 {
@@ -694,9 +733,18 @@ struct device_experts pass_begin_experts(const struct pass *p, const struct laye
                                      .shared_switch = w->shared_switch,
                                      .adds = layer->ffn.ff_dim > 0};
 
+    if (p->fused && w->experts_all.n > 0) {
+        experts.router = &w->router_all;
+        experts.experts = &w->experts_all;
+        experts.adds = false;
+    }
     if (p->fused && !experts.adds)
         experts.norm = (struct k_half_normed){acts->sums, p->plan->dim / 16, w->norm_ffn.eps};
-    else if (p->fused)
+    else if (p->fused && pass_fuses_shared(p, &layer->ffn, w)) {
+        experts.norm = (struct k_half_normed){acts->sums, p->plan->dim / 16, w->norm_ffn.eps};
+        pass_fused_share(p, w);
+        return experts;
+    } else if (p->fused)
         p->d->ops->rmsnorm(p->d, &acts->normed, acts->x, w->norm_ffn.weight, w->norm_ffn.eps, p->n,
                            &plain);
     if (experts.adds)

@@ -44,8 +44,8 @@ struct activations {
                                      * without */
     void *latent_in, *latent_out; /* act [n_tokens][latent_dim]: input and result of experts in a
                                      * narrower space; NULL without */
-    void *latent_keys;            /* act [n_tokens][latent row]; of latent attention, as the next
-                                     * two; NULL without */
+    void *latents;                /* act [n_tokens][k_latent_in()], where queries have latents, too;
+                                     * of latent attention, as the next two; NULL without */
     void *latent_queries;         /* act [n_tokens][n_heads * latent row] */
     void *latent_heads;           /* act [n_tokens][n_heads * kv_rank] */
     void *embeds;                 /* act [n_tokens][n_layers][width]: embeddings for each layer;
@@ -122,13 +122,12 @@ void pass_grow(const struct pass *p, const struct attn_plan *attn);
 void pass_attend(const struct pass *p, const struct attn_plan *attn, const struct k_kv *kv,
                  const struct k_rotary *rotary, const struct k_matrix *reader);
 
-/* mixer_in = queries; latent_keys = the latents of their keys and values. In parts only, as the
- * next one. */
-void pass_project_latent(const struct pass *p, const struct attn_plan *attn,
-                         const struct layer_weights *w);
+/* mixer_in = queries, behind which nothing counts; the latents of keys and values go to the pages
+ * that kv views. turns: of the layer's rope. */
+void pass_project_latent(const struct pass *p, const struct layer_plan *layer,
+                         const struct layer_weights *w, const struct k_kv *kv, const float *turns);
 
-/* mixed = latent attention of mixer_in and latent_keys over the pages that kv views, of all tokens
- * or of chosen ones. turns: of the layer's rope. */
+/* mixed = latent attention of mixer_in over the same pages, of all tokens or of chosen ones. */
 void pass_attend_latent(const struct pass *p, const struct layer_plan *layer,
                         const struct layer_weights *w, const struct k_kv *kv, const float *turns);
 

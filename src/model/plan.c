@@ -163,8 +163,8 @@ static bool plan_fuses(const struct hf_config *c)
     return c->norm.kind == K_NORM_RMS && c->norms == NORMS_BEFORE && !c->is_parallel &&
            c->qk_norm != QK_NORM_WHOLE && plan_fuses_ffn(c) && !plan_has_multipliers(&c->by) &&
            !c->positions.is_used && !c->head_bias && !c->value_norm && !c->has_layer_scale &&
-           c->latent.kv_rank == 0 && c->layer_embeds.width == 0 && !c->experts.is_apart &&
-           c->experts.latent_dim == 0 && !c->is_twin && c->eagle.n_taps == 0;
+           c->layer_embeds.width == 0 && !c->experts.is_apart && c->experts.latent_dim == 0 &&
+           !c->is_twin && c->eagle.n_taps == 0;
 }
 
 /* The plan points to the config's ropes, so the config must live longer. */
@@ -354,13 +354,14 @@ bool plan_splits_head(const struct plan *p)
     return p->head_rows < p->n_vocab;
 }
 
-/* Queries, and keys and values where the layer has its own and they are no latents. */
+/* Queries, and keys and values where the layer has its own. With latents these are behind the
+ * queries, too, or behind latents of queries. */
 static int plan_qkv(const struct attn_plan *attn)
 {
     int heads = attn->n_heads;
 
     if (attn->latent.kv_rank > 0)
-        return heads * k_latent_query(&attn->latent);
+        return k_latent_stride(&attn->latent);
     if (!attn->is_shared)
         heads += 2 * attn->n_kv_heads;
     return heads * attn->head_dim;
@@ -487,7 +488,7 @@ static void plan_widen_experts(struct experts_widths *widest, const struct exper
 static void plan_widen_latent(struct plan_widths *widest, const struct k_latent_shape *s)
 {
     widest->mixer_out = plan_wider(widest->mixer_out, s->q_rank);
-    widest->latent_row = plan_wider(widest->latent_row, k_latent_row(s));
+    widest->latents = plan_wider(widest->latents, s->q_rank > 0 ? k_latent_in(s) : 0);
     widest->latent_queries = plan_wider(widest->latent_queries, s->n_heads * k_latent_row(s));
     widest->latent_heads = plan_wider(widest->latent_heads, s->n_heads * s->kv_rank);
 }

@@ -211,13 +211,13 @@ int plan_ffn_in(const struct layer_plan *l);
 /* The maxima over all layers, by which activations and the device's work areas are sized. */
 struct plan_widths {
     int mixer_in, mixer_out, ffn_in, ff;
-    int n_heads, head_dim;                        /* of attention; 0 without any */
-    int latent_row, latent_queries, latent_heads; /* elements of a token's latent, of its absorbed
+    int n_heads, head_dim;                      /* of attention; 0 without any */
+    int latents, latent_queries, latent_heads;  /* elements of a token's latents, of its absorbed
                                                    * queries and of their results; 0 without */
-    struct k_index_shape index;                   /* of the choice of tokens; 0 without */
-    int attn_gate;                                /* elements of a row of gates of heads */
-    int delta_gates;                              /* of the delta rule: b and a */
-    int delta_forgets, delta_values, delta_low;   /* by channel: a, z, and what both are products
+    struct k_index_shape index;                 /* of the choice of tokens; 0 without */
+    int attn_gate;                              /* elements of a row of gates of heads */
+    int delta_gates;                            /* of the delta rule: b and a */
+    int delta_forgets, delta_values, delta_low; /* by channel: a, z, and what both are products
                                                    * of; 0 without */
     int state_work; /* of the work memory of mixers with states, in floats */
     bool has_states;

@@ -367,10 +367,15 @@ static void weights_load_products(const struct loading *in, const struct gated_n
                                   const char *down_name, const struct layer_plan *whole,
                                   const struct layer_plan *part, struct layer_weights *w)
 {
-    const struct loader_tensors first = weights_ffn_tensors(in, names, &whole->ffn, &part->ffn);
-    const struct loader_tensors down = loader_tensor(
+    struct loader_tensors first = weights_ffn_tensors(in, names, &whole->ffn, &part->ffn);
+    struct loader_tensors down = loader_tensor(
         down_name, slice_whole(in->dim, in->dim, whole->ffn.ff_dim, part->ffn.ff_dim));
 
+    if (whole->ffn.kind == FFN_EXPERTS) {
+        first.behind = &w->experts.in;
+        down.behind = &w->experts.down;
+        first.n_before = down.n_before = w->experts.n;
+    }
     w->ffn_in = loader_matrix(in->l, &first, USE_LAYER);
     if (whole->ffn.bias)
         w->ffn_in_bias = loader_bias(in->l, &first, part->splits.ffn_in);
@@ -443,6 +448,7 @@ static struct k_experts weights_load_experts(const struct loading *in, const str
                          slice_whole(dim, dim, whole->ff_dim, own->ff_dim));
     first.n_experts = down.n_experts = whole->n;
     first.n_own_experts = down.n_own_experts = own->n_own;
+    first.n_spare = down.n_spare = l->ffn.ff_dim > 0 ? 1 : 0;
     first.is_gated = !experts.is_plain;
     first.in_one = down.in_one = in_one;
     first.is_mixed = down.is_mixed = in_one && names->experts_are_mixed;
@@ -458,6 +464,38 @@ static struct k_experts weights_load_experts(const struct loading *in, const str
     if (!in_one)
         loader_refuse_more_experts(in->l, names->expert_down, whole->n);
     return experts;
+}
+
+/* Does a matrix lie behind another one? */
+static bool weights_is_behind(const struct k_matrix *m, const struct k_matrix *before,
+                              size_t elem_bytes)
+{
+    size_t row_bytes = k_format_is_plain(&m->format) ? (size_t)m->n_in * elem_bytes
+                                                     : k_format_row_bytes(&m->format, m->n_in);
+
+    return m->data != NULL &&
+           (char *)m->data == (char *)before->data + (size_t)before->n_out * row_bytes;
+}
+
+/* Count the shared expert among the others, where it is like them and counts in full. */
+static void weights_join_shared(const struct loading *in, const struct layer_plan *whole,
+                                struct layer_weights *w)
+{
+    size_t elem = in->l->d->elem_bytes;
+
+    if (whole->ffn.experts.config->has_switch || whole->ffn.bias || w->experts.is_plain ||
+        w->experts.in_bias != NULL || w->experts.n < w->router.n_experts ||
+        w->experts.n >= K_EXPERTS_MAX || w->router.n_used >= K_EXPERTS_USED_MAX ||
+        in->l->w->adapters != NULL || !weights_is_behind(&w->ffn_in, &w->experts.in, elem) ||
+        !weights_is_behind(&w->down, &w->experts.down, elem))
+        return;
+    w->router_all = w->router;
+    w->router_all.n_used++;
+    w->router_all.n_shared = 1;
+    w->experts_all = w->experts;
+    w->experts_all.n++;
+    w->experts_all.in.n_out += w->ffn_in.n_out;
+    w->experts_all.down.n_out += w->down.n_out;
 }
 
 /* Products into the experts' narrower space and back. */
@@ -488,6 +526,7 @@ static void weights_load_mixture(const struct loading *in, const struct layer_pl
     weights_load_products(in, &shared, names->shared_down, whole, part, w);
     if (whole->ffn.experts.config->has_switch)
         w->shared_switch = loader_numbers(in->l, names->shared_switch, 1, in->dim, 1.0f);
+    weights_join_shared(in, whole, w);
 }
 
 /* Experts beside a dense FFN. */

@@ -21,8 +21,8 @@ struct layer_weights {
     struct k_matrix mixer_in;
     void *mixer_in_bias;
     /* Latent attention: mixer_in is q [n_heads * query][dim] or, with a q_rank, q_a [q_rank][dim],
-     * whose normed result q_b [n_heads * query][q_rank] reads. */
-    struct k_matrix q_b, kv_a;  /* kv_a [kv_rank + rope_dim][dim] */
+     * whose normed result q_b [n_heads * query][q_rank] reads; then kv_a [kv_rank + rope_dim][dim]. */
+    struct k_matrix q_b;
     struct k_matrix kv_b;       /* [n_heads * (nope_dim + v_dim)][kv_rank], plain */
     void *norm_q_a, *norm_kv_a; /* [q_rank], [kv_rank] */
     /* The choice of tokens: [n_heads * dim][q_rank], [dim][dim of the residual], and weights,
@@ -50,6 +50,10 @@ struct layer_weights {
     void *down_bias;
     struct k_router router;
     struct k_experts experts;
+    /* The same, with the shared expert as one more, which lies behind the others; n 0: it has
+     * another size or format, or there is none. */
+    struct k_router router_all;
+    struct k_experts experts_all;
     struct k_matrix latent_in, latent_out; /* [latent_dim][dim], [dim][latent_dim] */
     const float *shared_switch; /* float32 [dim]; NULL: the shared experts count in full */
     /* Of experts apart: norms of the router's and the experts' input, and of both results. */

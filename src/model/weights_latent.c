@@ -16,14 +16,14 @@ static void *weights_load_latent_norm(const struct loading *in, const char *patt
     return loader_vector(in->l, pattern, &shape, false);
 }
 
-/* Queries, in one product or in two. Only the last one is divided among ranks. */
-static void weights_load_latent_queries(const struct loading *in,
-                                        const struct k_latent_shape *whole,
-                                        const struct k_latent_shape *own, struct layer_weights *w)
+/* Queries, in one product or in two, and the latents of keys and values, in the first of them. Only
+ * the rows of heads are divided among ranks. */
+static void weights_load_latent_first(const struct loading *in, const struct k_latent_shape *whole,
+                                      const struct k_latent_shape *own, struct layer_weights *w)
 {
     int rows = whole->n_heads * k_latent_query(whole),
         own_rows = own->n_heads * k_latent_query(own);
-    int rank = whole->q_rank;
+    int rank = whole->q_rank, row = k_latent_row(whole);
     struct loader_tensors first =
         loader_tensor(in->names->q, slice_whole(rows, own_rows, in->dim, in->dim));
     const struct loader_tensors last =
@@ -31,6 +31,7 @@ static void weights_load_latent_queries(const struct loading *in,
 
     if (rank > 0)
         first = loader_tensor(in->names->q_a, slice_whole(rank, rank, in->dim, in->dim));
+    loader_add(&first, in->names->kv_a, slice_whole(row, row, in->dim, in->dim));
     w->mixer_in = loader_matrix(in->l, &first, USE_LAYER);
     if (rank == 0)
         return;
@@ -90,16 +91,12 @@ void weights_load_latent_attention(const struct loading *in, const struct layer_
 {
     const struct arch_names *names = in->names;
     const struct k_latent_shape *s = &whole->attn.latent, *own = &part->attn.latent;
-    int row = k_latent_row(s);
-    const struct loader_tensors kv_a =
-        loader_tensor(names->kv_a, slice_whole(row, row, in->dim, in->dim));
     const struct loader_tensors out_proj = loader_tensor(
         names->o, slice_whole(in->dim, in->dim, plan_mixer_out(whole), plan_mixer_out(part)));
 
     w->k_scale = w->v_scale = 1.0f;
     w->norm_mixer = weights_load_first_norm(in, names->norm_attn, whole->norms.before_mixer);
-    weights_load_latent_queries(in, s, own, w);
-    w->kv_a = loader_matrix(in->l, &kv_a, USE_LAYER);
+    weights_load_latent_first(in, s, own, w);
     w->norm_kv_a = weights_load_latent_norm(in, names->norm_kv_a, s->kv_rank);
     w->kv_b = weights_load_latent_rows(in, s, own);
     if (whole->attn.index.n_heads > 0)

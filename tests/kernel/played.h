@@ -34,8 +34,8 @@ struct played_product {
 };
 int played_experts(const struct played_product *of);
 
-/* Latent attention of a step (kernels/latent.h): rows to the pages, absorbed queries [n_tokens]
- * [n_heads][kv_rank + rope_dim], their sums [n_tokens][n_heads][kv_rank], values. plan: lists of
+/* Latent attention of a step (kernels/latent.h): rows to the pages, and normed; absorbed queries
+ * [n_tokens][n_heads][kv_rank + rope_dim], their sums [n_tokens][n_heads][kv_rank], values. plan: lists of
  * decodes and of tiles. 0, or -1 for a fault. */
 struct played_latent {
     struct k_latent l;
@@ -43,10 +43,14 @@ struct played_latent {
     struct k_tokens t;
     struct k_attn_plan plan;
     const k_bf16 *rows, *queries;
-    k_bf16 *absorbed, *sums, *out;
+    k_bf16 *normed, *absorbed, *sums, *out;
     float scale;
+    bool is_fresh; /* of played_latent_few() */
 };
 int played_latent(const struct played_latent *of);
+
+/* Attention of few decodes and values: absorbed -> out, by parts in plan.work. */
+int played_latent_few(const struct played_latent *of);
 
 /* The choice of tokens (kernels/index.h), and attention over them: keys to the pages, unless NULL,
  * chosen [n_tokens][n_keys], out [n_tokens][n_heads][value_dim]. 0, or -1 for a fault. */

@@ -43,11 +43,11 @@ static uint32_t atomicAdd(uint32_t *to, uint32_t x)
 #define chunk_copy16(to, from)     portable_copy16(to, from, true)
 
 /* Of rows of bfloat16. */
-static void play_store_two(k_bf16 *to, size_t at, float low, float high, bool is_half)
+static void play_store_two(void *to, size_t at, float low, float high, bool is_half)
 {
     if (is_half)
         play.fault = "rows of float16 are not played";
-    *(uint32_t *)(to + at) = pack_bf16(low, high);
+    *(uint32_t *)((k_bf16 *)to + at) = pack_bf16(low, high);
 }
 #define store_x_two play_store_two
 
@@ -57,6 +57,20 @@ static void chunk_multiply(float (&c)[4], const uint32_t a[4], uint32_t b0, uint
 }
 
 #include "kernels/latent_products.cu"
+
+#include "kernels/attn_latent_few.cu"
+#undef ROW
+#undef VALUES
+#undef KEYS
+#undef HEADS
+#undef WARPS
+#undef THREADS
+#undef STAGES
+#undef ROOM
+#undef WEIGHTS
+#undef SCORES
+#undef NOTHING
+#undef LOG2_E
 /* Its names are short: it comes after the others. */
 #include "kernels/attn_chunk.cu"
 #include "kernels/latent.cu"
@@ -83,14 +97,24 @@ int played_index(const struct played_index *of)
     return play.fault == NULL ? 0 : -1;
 }
 
+int played_latent_few(const struct played_latent *of)
+{
+    play.fault = NULL;
+    if (k_latent_attend(of->absorbed, &of->kv, &of->t, &of->plan, of->l.shape.n_heads, of->scale,
+                        of->is_fresh, NULL) != 0 ||
+        k_latent_attended(of->out, false, &of->l, &of->t, &of->plan, of->scale, NULL) != 0)
+        return -1;
+    return play.fault == NULL ? 0 : -1;
+}
+
 int played_latent(const struct played_latent *of)
 {
     play.fault = NULL;
-    if (k_latent_keys(of->rows, &of->l, &of->kv, &of->t, NULL) != 0 ||
+    if (k_latent_keys(of->normed, false, of->rows, &of->l, &of->kv, &of->t, NULL) != 0 ||
         k_latent_queries(of->absorbed, of->queries, &of->l, &of->t, NULL) != 0 ||
         k_attn_latents_plain(of->sums, of->absorbed, &of->kv, &of->t, &of->plan,
                              of->l.shape.n_heads, of->scale, NULL) != 0 ||
-        k_latent_values(of->out, of->sums, &of->l, &of->t, NULL) != 0)
+        k_latent_values(of->out, false, of->sums, &of->l, &of->t, NULL) != 0)
         return -1;
     return play.fault == NULL ? 0 : -1;
 }
