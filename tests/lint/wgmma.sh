@@ -12,8 +12,8 @@ tool=$(command -v cuobjdump || echo /usr/local/cuda/bin/cuobjdump)
     function end() {
         if (name == "" || n == 0) return
         kernels++
-        # wide_kernel<N, blocks, kind, e4m3>; kind 3 is the residual
-        if (found > 0 && name !~ /Li[24]ELi3ELb/) { bad++; print "# " name ": " found }
+        # wide_kernel<N, blocks, kind, form>; kind 3 is the residual
+        if (found > 0 && name !~ /Li[24]ELi3EL9wide_form/) { bad++; print "# " name ": " found }
     }
     /Function :/ { end(); name = $NF; n = found = waiting = 0 }
     /WARPSYNC/ { if (n > 0) waiting++ }
