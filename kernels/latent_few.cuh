@@ -47,8 +47,8 @@ static inline int latent_few_parts(int n_decodes, int n_heads)
 /* --- blocks of a cluster along y ------------------------------------------------------------- */
 
 /* A block sends 8 bytes to the same place in all of them, and each has a barrier that counts the
- * bytes that it gets. Where kernels are played, and on other GPUs than Hopper, a cluster is a block;
- * there each word is stored by its lane and read after a barrier of the block. */
+ * bytes that it gets. Where kernels are played, and on other GPUs than Hopper, a cluster is a
+ * block; there each word is stored by its lane and read after a barrier of the block. */
 #if __CUDA_ARCH__ >= 900
 static __device__ inline uint32_t latent_few_addr(const void *p)
 {

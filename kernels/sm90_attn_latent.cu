@@ -197,9 +197,9 @@ static __device__ __forceinline__ void latent_load_tile(const latent_args &a, co
 /* The tile of a stage is there when this thread's copies have ended. */
 static __device__ __forceinline__ void latent_promise(latent_shared *sh, int stage)
 {
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(
-                     shared_addr(&sh->full[stage]))
-                 : "memory");
+    asm volatile(
+        "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_addr(&sh->full[stage]))
+        : "memory");
 }
 
 /* Wait for a tile. Copies and stores of other threads are there; the fence is for wgmma, which
