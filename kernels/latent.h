@@ -77,10 +77,10 @@ void ref_latent_rotate(float *out, const float *x, const float *turns, int rope_
                        bool interleaved);
 
 /* Write the rows of a step's tokens to their pages, from in [n_tokens][k_latent_in()]; with a
- * q_rank also q [n_tokens][q_rank] = rmsnorm(latent of queries), which is bfloat16 for the launcher,
- * or with q_is_half as K_HALF_AT. Tokens of sequences of kv_len 0 are not written to pages. The
- * reference does tokens first .. last - 1. The launcher takes pages of bf16, or of e4m3 with the
- * scale k_scale, which is v_scale too.
+ * q_rank also q [n_tokens][q_rank] = rmsnorm(latent of queries), bfloat16 for the launcher, or with
+ * q_is_half as K_HALF_AT. Tokens of sequences of kv_len 0 are not written to pages. The reference
+ * does tokens first .. last - 1. The launcher takes pages of bf16, or of e4m3 with the scale
+ * k_scale, which is v_scale too.
  *
  * The launchers of this file may begin before the previous kernel has ended; until then they read
  * nothing but weights. */
