@@ -457,7 +457,7 @@ static unsigned latent_merge_ranks(unsigned blocks)
     return ranks;
 }
 
-/* After k_latent_attend(), which takes at most 16 tokens. */
+/* After k_latent_attend(), which takes at most FEW tokens. */
 int k_latent_attended(void *out, bool is_half, const struct k_latent *l, const struct k_tokens *t,
                       const struct k_attn_plan *plan, float scale, k_stream stream)
 {
@@ -470,6 +470,9 @@ int k_latent_attended(void *out, bool is_half, const struct k_latent *l, const s
     args.parts = (const latent_few_part *)plan->work;
     args.most = latent_few_parts(plan->n_decodes, l->shape.n_heads);
     args.scale = scale * LOG2_E;
-    return LATENT_LAUNCH_CLUSTER((latent_values_few_kernel<1, true>), grid, FEW_THREADS, smem,
+    if (t->n_tokens <= 16)
+        return LATENT_LAUNCH_CLUSTER((latent_values_few_kernel<1, true>), grid, FEW_THREADS, smem,
+                                     latent_merge_ranks(grid.y), stream, args);
+    return LATENT_LAUNCH_CLUSTER((latent_values_few_kernel<4, true>), grid, FEW_THREADS, smem,
                                  latent_merge_ranks(grid.y), stream, args);
 }
