@@ -192,23 +192,14 @@ static __device__ __forceinline__ void latent_load_tile(const latent_args &a, co
         for (int panel = 0; panel < PANELS; panel++)
             latent_copy(to + panel * PANEL, from + panel * 64, is_there);
     }
+    asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-/* The tile of a stage is there when this thread's copies have ended. */
-static __device__ __forceinline__ void latent_promise(latent_shared *sh, int stage)
+/* The copies of the tile in a stage have ended: wgmma may read it. */
+static __device__ __forceinline__ void latent_announce(latent_shared *sh, int stage)
 {
-    asm volatile(
-        "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_addr(&sh->full[stage]))
-        : "memory");
-}
-
-/* Wait for a tile. Copies and stores of other threads are there; the fence is for wgmma, which
- * reads by another way. The loaders cannot have it: there it would wait for their newest copies. */
-static __device__ __forceinline__ void latent_wait_for_tile(latent_shared *sh, int stage,
-                                                            uint32_t parity)
-{
-    barrier_wait(&sh->full[stage], parity);
     fence_async();
+    barrier_arrive(&sh->full[stage]);
 }
 
 /* Begin to copy a tile of e4m3: a thread has every fourth 16 bytes of a row, one of each panel. */
@@ -265,7 +256,7 @@ static __device__ void latent_load_raw(latent_shared *sh, const latent_args &a, 
                 latent_copies_wait<0>();
             barrier_wait(&sh->empty[at.stage], at.parity);
             latent_widen_raw(sh->tile[at.stage], raw + (n - 1) % 2 * RAW);
-            barrier_arrive(&sh->full[at.stage]);
+            latent_announce(sh, at.stage);
             at.next();
         }
         if (!more)
@@ -278,21 +269,28 @@ static __device__ void latent_load_raw(latent_shared *sh, const latent_args &a, 
     }
 }
 
-/* Copies of all stages are under way at once. */
+/* A tile is announced when the next one has been requested, which is a stage before the consumers
+ * need it. */
 static __device__ void latent_load(latent_shared *sh, const latent_args &a, latent_work w)
 {
     ring<STAGES> at = {0, 1};
     latent_job job;
+    int n = 0; /* tiles so far */
 
     while (latent_next_job(a, w, job)) {
 #pragma unroll 1
-        for (int i = 0; i < job.n; i++, at.next()) {
+        for (int i = 0; i < job.n; i++, n++, at.next()) {
             barrier_wait(&sh->empty[at.stage], at.parity);
             latent_load_tile(a, job, sh->tile[at.stage], job.first + i);
-            latent_promise(sh, at.stage);
+            if (n > 0) {
+                latent_copies_wait<1>();
+                latent_announce(sh, (at.stage + STAGES - 1) % STAGES);
+            }
         }
     }
-    asm volatile("cp.async.wait_all;" ::: "memory");
+    latent_copies_wait<0>();
+    if (n > 0)
+        latent_announce(sh, (at.stage + STAGES - 1) % STAGES);
 }
 
 /* --- the consumers ------------------------------------------------------------------------- */
@@ -542,7 +540,7 @@ static __device__ void latent_compute(latent_shared *sh, const latent_args &a,
         r.top[k] = NOTHING;
         r.pos[k] = job.pos + (job.pair + latent_row() + k * 8) / a.n_heads;
     }
-    latent_wait_for_tile(sh, at.stage, at.parity);
+    barrier_wait(&sh->full[at.stage], at.parity);
     latent_begin_scores<WG>(sh, r, score, sh->tile[at.stage]);
     warpgroup_wait<0>();
     latent_weigh<WG>(sh, r, score, shrink, a.scale, job.first, n++);
@@ -551,7 +549,7 @@ static __device__ void latent_compute(latent_shared *sh, const latent_args &a,
     for (int i = 1; i < job.n; i++) {
         stage = at.stage;
         at.next();
-        latent_wait_for_tile(sh, at.stage, at.parity);
+        barrier_wait(&sh->full[at.stage], at.parity);
         latent_begin_scores<WG>(sh, r, score, sh->tile[at.stage]);
         latent_begin_values<WG>(r, weight, sh->tile[stage]);
         warpgroup_wait<1>();
