@@ -37,7 +37,7 @@
 #define RAW_ROOM   (ROW + 16) /* bytes of a row of e4m3 */
 #define WEIGHTS    (KEYS + 8) /* likewise */
 #define SCORES     (KEYS + 4)
-#define TOKENS_MAX 32 /* decodes times blocks of heads */
+#define TOKENS_MAX 16 /* decodes times blocks of heads */
 #define NOTHING    (-1e30f)
 #define LOG2_E     1.44269504f
 
