@@ -2,7 +2,7 @@
  *
  * Latent attention of a forward pass (kernels/latent.h):
  *
- *   normed -> latents [q_rank | kv_rank | rope], or mixer_in [n_heads][nope | rope] | kv_rank | rope
+ *   normed -> latents [q_rank | kv_rank | rope], or mixer_in [n_heads][nope | rope], kv_rank, rope
  *          -> the pages, and with a q_rank normed latents of queries -> mixer_in
  *   mixer_in -> latent_queries [n_heads][kv_rank | rope]
  *            -> latent_heads [n_heads][kv_rank] -> mixed
