@@ -268,6 +268,8 @@ bool layers_latent_joins(struct device *d, const struct k_latent_shape *s,
                          const struct k_matrix *q_b);
 void layers_latent_join(struct device *d, void *out, const void *in, const struct k_latent *l,
                         const struct k_matrix *q_b, const struct k_kv *kv);
+void layers_attn(struct device *d, void *out, const void *qkv, const struct k_kv *kv, int n_heads,
+                 float scale, const struct k_matrix *to);
 void layers_halve(struct device *d, void *out, const void *x, int width, int n);
 void layers_latent_queries(struct device *d, void *out, const void *in, const struct k_latent *l);
 void layers_latent_values(struct device *d, void *out, const void *in, const struct k_latent *l,
