@@ -552,6 +552,25 @@ static void lora_count(struct engine *e)
     }
 }
 
+/* n_running is of the last lora_prepare(), n_seqs of now. */
+void lora_gauges(struct lora *l)
+{
+    uint64_t running = 0, waiting = 0;
+
+    if (!l->is_on)
+        return;
+    for (int i = 0; i < l->n_names; i++) {
+        const struct lora_adapter *a = l->names[i].adapter;
+
+        if (a->n_running > 0 && a->n_seqs > 0)
+            running |= (uint64_t)1 << i;
+        if (a->n_seqs > a->n_running)
+            waiting |= (uint64_t)1 << i;
+    }
+    atomic_store_explicit(&l->table->running, running, memory_order_relaxed);
+    atomic_store_explicit(&l->table->waiting, waiting, memory_order_relaxed);
+}
+
 /* The adapter without slot whose oldest waiting sequence came after `after`, the first of them. */
 static struct lora_adapter *lora_next(struct lora *l, uint64_t after, bool is_first)
 {
@@ -800,6 +819,7 @@ int lora_open(struct engine *e, struct wire_adapters *table)
     if (!l->is_on)
         return ERR_OK;
     l->n_slots = e->shape->n_adapters;
+    atomic_store_explicit(&table->n_slots, (uint32_t)l->n_slots, memory_order_relaxed);
     l->n_hosts = settings->max_cpu_loras > 0 ? settings->max_cpu_loras : l->n_slots;
     l->rank_max = settings->max_lora_rank;
     (void)snprintf(l->file, sizeof l->file, "%s.adapters", settings->engine_socket);

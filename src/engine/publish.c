@@ -610,6 +610,7 @@ static void publish_gauges(struct engine *e)
     stats_set(s, METRIC_prefix_hits, e->sched.n_prefix_hits);
     stats_set(s, METRIC_prefix_copies, e->sched.tables.n_parts);
     stats_set(s, METRIC_snapshots, e->sched.tables.n_snapshots);
+    lora_gauges(&e->lora);
     publish_tenants(e);
 }
 

@@ -15,7 +15,7 @@
 
 #include "ipc/wire.h"
 
-#define WIRE_ADAPTERS_MAX   64
+#define WIRE_ADAPTERS_MAX   64 /* a bit each in running and waiting */
 #define WIRE_ADAPTER_NAME   128 /* bytes of a name, its NUL included */
 #define WIRE_ADAPTER_PATH   512 /* likewise of a folder's path */
 #define WIRE_ADAPTER_DIGEST 32
@@ -30,6 +30,10 @@ struct wire_adapter_row {
 struct wire_adapters { /* [W: engine] */
     _Atomic uint32_t version;
     uint32_t n; /* 0 .. WIRE_ADAPTERS_MAX */
+    /* For metrics, whatever the version: of the row with number i the bit i. A reader may see those
+     * of other names for a pass after names have changed. */
+    _Atomic uint64_t running, waiting; /* sequences with the row's adapter run, wait */
+    _Atomic uint32_t n_slots;          /* adapters that may run at a time; 0: adapters are off */
     struct wire_adapter_row rows[WIRE_ADAPTERS_MAX];
 };
 

@@ -6,12 +6,14 @@ places; kill -9 in the middle of streams, after which texts go on and adapters a
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import struct
 import sys
 import tempfile
 import threading
+import time
 
 from harness import BUILDDIR, LONG, MODEL, MODEL_NAME, SRCDIR, STORY, Stack, Tap, crowd, draw_seed, need_nginx, until
 
@@ -148,8 +150,18 @@ with tap.section("names"), lora(host="64M", store=True) as s:
     os.remove(s.host_file) if os.path.exists(s.host_file) else None
     tap.ok(s.idle(), "nothing is left")
 
+def uses(s):
+    """The adapters that run and wait by the metric, and how many may run."""
+    found = [(k, v) for k, v in s.metrics().items() if k.startswith("vllm:lora_requests_info{")]
+    if len(found) != 1 or abs(found[0][1] - time.time()) > 60:
+        return found
+    labels = dict(re.findall(r'(\w+)="([^"]*)"', found[0][0]))
+    return (labels["running_lora_adapters"], labels["waiting_lora_adapters"], labels["max_lora"])
+
+
 with tap.section("streams and kills"), lora() as s:
     load(s, "blue", "blue")
+    tap.eq(uses(s), ("", "", "4"), "the metric says that no adapter runs")
     want = {m: ask(s, m, 0, n=150)[0] for m in MODELS}
     n_events = [0]
 
@@ -178,6 +190,7 @@ with tap.section("streams and kills"), lora() as s:
         path, body(s, "blue", 0, n=150), on_event=lambda t: begun.set())))
     reader.start()
     begun.wait(30)
+    tap.eq(uses(s), ("blue", "", "4"), "the metric says that one runs")
     tap.eq(unload(s, "blue").status, 200, "unloaded in the middle of a stream")
     reader.join()
     text = "".join(c["text"] for e in out[0].events for c in e.get("choices", ()))
@@ -203,10 +216,16 @@ with tap.section("streams and kills"), lora() as s:
            "unloaded and killed: a clear error", (out[0].error, out[0].done))
     tap.eq(ask(s, "red", 0, n=150)[0], want["red"], "others go on")
 
+def written(s, after_s):
+    time.sleep(after_s)
+    return s.metric("quire:store_pages_written_total")
+
+
 with tap.section("the disk"), lora(store=True) as s:
     load(s, "blue", "blue")
     first = {m: ask(s, m, 4)[0] for m in MODELS}
-    tap.ok(until(lambda: s.metric("quire:store_pages_written_total") > 20), "pages go to the disk")
+    tap.ok(until(lambda: written(s, 0) > 20 and written(s, 0) == written(s, 0.5)),
+           "pages go to the disk, all of them")
     s.engine.kill(signal.SIGKILL)
     tap.ok(s.until_attached(), "another engine, whose device has no pages")
     got = {m: ask(s, m, 4) for m in ("blue", "red", MODEL_NAME)}
@@ -221,6 +240,15 @@ with tap.section("few places"), lora(["--max-loras", "2", "--max-cpu-loras", "1"
     tap.eq(len(set(want)), 5, "five adapters in two places")
     got = crowd(N, lambda k: ask(s, "n%d" % (k % 5), 0)[0])
     tap.eq(got, [want[k % 5] for k in range(N)], "in turn, in a crowd")
+    long = [threading.Thread(target=s.stream, args=(path, body(s, name, 0, n=400)))
+            for name in ("n1", "n2", "n3")]
+    for t in long:
+        t.start()
+    seen = until(lambda: sum(map(len, uses(s)[:2])) == 7 and uses(s))
+    tap.ok(seen and len(seen[0]) == 5 and len(seen[1]) == 2 and seen[2] == "2",
+           "the metric says that two run and one waits", seen)
+    for t in long:
+        t.join()
     write_adapter(os.path.join(lora_dir, "n0"), 99)
     ask(s, "n1", 1), ask(s, "n2", 1)
     got = ask(s, "n0", 1)

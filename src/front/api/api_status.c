@@ -76,7 +76,8 @@ void api_version(struct front *f, struct exchange *x, const struct json *body)
 struct api_engine {
     const struct served *model;
     int idx;                  /* in engine_socket: vLLM's dashboards select by this number */
-    bool attached;            /* now */
+    struct link *link;
+    bool attached; /* now */
     struct wire_stats *stats; /* a copy; NULL: there has been no engine */
 };
 
@@ -204,6 +205,46 @@ static void api_metrics_config(const struct api_engines *all, struct buf *b)
         buf_add_text(b, name);
         api_labels(&all->at[i], b, stats->cache_config);
         buf_add_text(b, "} 1\n");
+    }
+}
+
+/* A label of the names of those rows whose bits are set, separated by commas. */
+static void api_label_adapters(struct buf *b, const char *label, struct link *link, uint64_t rows)
+{
+    struct wire_adapter_row row;
+    struct buf names = {0};
+
+    for (uint32_t i = 0; i < WIRE_ADAPTERS_MAX && link_adapter(link, i, &row); i++) {
+        if ((rows >> i & 1) != 0)
+            buf_printf(&names, "%s%s", names.len > 0 ? "," : "", row.name);
+    }
+    buf_printf(b, "%s=", label);
+    buf_add_json_string(b, buf_text(&names), names.len);
+    b->failed = b->failed || names.failed;
+    buf_fini(&names);
+}
+
+/* vLLM's gauge of adapters, whose value is the time: of several lines the last one holds. */
+static void api_metrics_adapters(const struct api_engines *all, struct buf *b)
+{
+    static const char name[] = "vllm:lora_requests_info";
+    const char *last = "";
+
+    for (int i = 0; i < all->n; i++) {
+        const struct api_engine *engine = &all->at[i];
+        uint64_t running = 0, waiting = 0;
+        int n = engine->stats == NULL ? 0 : link_adapter_uses(engine->link, &running, &waiting);
+
+        if (n == 0)
+            continue;
+        api_metric_head(b, &last, name, "gauge", "Running stats on lora requests.");
+        buf_add_text(b, name);
+        api_labels(engine, b, "");
+        buf_printf(b, ",max_lora=\"%d\",", n);
+        api_label_adapters(b, "running_lora_adapters", engine->link, running);
+        buf_add_text(b, ",");
+        api_label_adapters(b, "waiting_lora_adapters", engine->link, waiting);
+        buf_printf(b, "} %lld\n", (long long)clock_unix_s());
     }
 }
 
@@ -359,8 +400,10 @@ static bool api_metrics_read(const struct front *f, struct exchange *x, struct a
                 all->n--;
                 continue;
             }
-            *engine =
-                (struct api_engine){.model = &f->served[k], .idx = i, .attached = state.attached};
+            *engine = (struct api_engine){.model = &f->served[k],
+                                          .idx = i,
+                                          .link = &engines->links[i],
+                                          .attached = state.attached};
             if (stats != NULL && (state.attached || engines->n == 1) &&
                 link_copy_stats(&engines->links[i], stats))
                 engine->stats = stats;
@@ -399,6 +442,7 @@ void api_metrics(struct front *f, struct exchange *x, const struct json *body)
     if (any) {
         api_metrics_engine(&all, &buf);
         api_metrics_config(&all, &buf);
+        api_metrics_adapters(&all, &buf);
         api_metrics_tenants(&all, &buf);
         api_metrics_ranks(&all, &buf);
     }

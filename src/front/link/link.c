@@ -465,6 +465,22 @@ bool link_adapter(struct link *l, uint32_t i, struct wire_adapter_row *out)
     return is_there;
 }
 
+int link_adapter_uses(struct link *l, uint64_t *running, uint64_t *waiting)
+{
+    int n = 0;
+
+    (void)pthread_mutex_lock(&l->lock);
+    if (l->page != NULL) {
+        const struct wire_adapters *a = &l->page->adapters;
+
+        n = (int)atomic_load_explicit(&a->n_slots, memory_order_relaxed);
+        *running = atomic_load_explicit(&a->running, memory_order_relaxed);
+        *waiting = atomic_load_explicit(&a->waiting, memory_order_relaxed);
+    }
+    (void)pthread_mutex_unlock(&l->lock);
+    return n;
+}
+
 bool link_find_adapter(struct link *l, const char *name, size_t len, struct wire_adapter_row *out)
 {
     bool is_there;

@@ -120,6 +120,10 @@ int link_n_held(struct link *l, const struct hash *names, int n);
 bool link_adapter(struct link *l, uint32_t i, struct wire_adapter_row *out);
 bool link_find_adapter(struct link *l, const char *name, size_t len, struct wire_adapter_row *out);
 
+/* Which of these rows run and wait, a bit each, row 0 lowest. Returns how many may run at a time;
+ * 0: adapters are off, or there has been no engine, and the bits are untouched. */
+int link_adapter_uses(struct link *l, uint64_t *running, uint64_t *waiting);
+
 /* Copy the statistics page; false when there has been no engine. */
 bool link_copy_stats(struct link *l, struct wire_stats *out);
 
