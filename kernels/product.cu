@@ -28,6 +28,7 @@
  * + 1 of a box's row: with the TMA's 128-byte swizzle no two lanes of a quarter warp meet in a
  * bank, and no ldmatrix is needed. Rows of x are padded by 16 bytes, for the same reason. */
 #include "kernels/choice.h"
+#include "kernels/product_adapt.cuh"
 #include "kernels/product_cut.h"
 #include "kernels/product_end.cuh"
 
@@ -237,19 +238,48 @@ static __device__ inline float product_sum_warps(const float *red, int place, in
     return sum;
 }
 
-/* Add the warps' sums, and finish the outputs. */
-template <int WK>
-static __device__ void product_end_pass(const float *red, const targets &to, const output &o, int n,
-                                        const float *inverse)
+/* What the adapters of a thread's output need; nothing without adapters. */
+template <class JOIN> struct product_joined {};
+template <> struct product_joined<k_adapting> {
+    adapt_words own, up;
+};
+
+/* Request the rows of b for an output. */
+static __device__ inline void product_fetch_b(product_joined<adapt_none> &, const adapt_shared &,
+                                              const adapt_none &, const output &)
 {
-    float up = 0.0f;
+}
+
+static __device__ inline void product_fetch_b(product_joined<k_adapting> &w, const adapt_shared &sh,
+                                              const k_adapting &j, const output &o)
+{
+    if (!o.mine)
+        return;
+    w.own = adapt_fetch_b(sh, j, o.c, o.row);
+    if (j.p.kind == K_PRODUCT_GATED)
+        w.up = adapt_fetch_b(sh, j, o.c, o.row + j.n_out / 2);
+}
+
+/* Add the warps' sums and the adapters', and finish the outputs. */
+template <int WK, class JOIN>
+static __device__ void product_end_pass(const float *red, const targets &to, const output &o, int n,
+                                        const float *inverse, adapt_shared &sh, const JOIN &j,
+                                        const product_joined<JOIN> &w)
+{
+    float sum, up = 0.0f;
 
     __syncthreads();
     if (!o.mine)
         return;
     if (to.kind == K_PRODUCT_GATED)
         up = product_sum_warps<WK>(red, o.place + 8, o.c, n);
-    end_write_output(to, o, product_sum_warps<WK>(red, o.place, o.c, n), up, inverse[o.c]);
+    sum = product_sum_warps<WK>(red, o.place, o.c, n);
+    if constexpr (adapt_is<JOIN>::on) {
+        sum += adapt_sum(sh, j, w.own);
+        if (to.kind == K_PRODUCT_GATED)
+            up += adapt_sum(sh, j, w.up);
+    }
+    end_write_output(to, o, sum, up, inverse[o.c]);
 }
 
 /* --- the rows of x ---------------------------------------------------------------------- */
@@ -265,13 +295,16 @@ static __device__ void product_load_x(char *xs, const product_args &a, uint64_t 
 
 /* --- the kernel ------------------------------------------------------------------------- */
 
-/* NT: columns computed, in eights; WK: warps that share a tile; PT: tiles of a warp per pass. */
-template <int NT, int WK, int PT>
+/* NT: columns computed, in eights; WK: warps that share a tile; PT: tiles of a warp per pass; JOIN:
+ * k_adapting if the product adds adapters, which then begin a memory of adapt_shared. */
+template <int NT, int WK, int PT, class JOIN>
 static __global__ void __launch_bounds__(THREADS, 1)
-    product_kernel(const __grid_constant__ CUtensorMap map, const __grid_constant__ product_args a)
+    product_kernel(const __grid_constant__ CUtensorMap map, const __grid_constant__ product_args a,
+                   const __grid_constant__ JOIN join)
 {
     /* Shared memory: rings [WARPS][depth], x [n][x_stride], sums of warps
-     * [2][PT][WARPS][n][COL_STRIDE], inverse [8 NT], barriers [WARPS][depth] and that of x. */
+     * [2][PT][WARPS][n][COL_STRIDE], inverse [8 NT], barriers [WARPS][depth] and that of x, the
+     * adapters'. */
     extern __shared__ __align__(1024) char shared[];
     const int tiles = WARPS / WK * PT;
     int warp = warp_number(), lane_row = threadIdx.x % 32 / 4, lane_col = threadIdx.x % 4, pass = 0;
@@ -279,12 +312,15 @@ static __global__ void __launch_bounds__(THREADS, 1)
     float *red = (float *)(xs + a.n * a.x_stride), *red_odd = red + PT * WARPS * COL_STRIDE * a.n;
     float *inverse = red_odd + PT * WARPS * COL_STRIDE * a.n;
     uint64_t *bars = (uint64_t *)(inverse + 8 * NT), *x_bar = bars + WARPS * a.depth;
+    adapt_shared &adapted = *(adapt_shared *)(bars + (WARPS * DEPTH_MAX + 2));
     int first = blockIdx.x * a.tiles_each + min((int)blockIdx.x, a.tiles_left);
     int last = first + a.tiles_each + ((int)blockIdx.x < a.tiles_left);
     targets to = end_targets_of(a.p, a.n_out);
     box_ring ring = {};
     uint32_t x_row[NT];
     float squares[SQUARES];
+    uint4 words[2];
+    product_joined<JOIN> joined;
 
     ring.boxes = shared + warp * a.depth * STAGE_BYTES;
     ring.bars = bars + warp * a.depth;
@@ -305,27 +341,44 @@ static __global__ void __launch_bounds__(THREADS, 1)
         product_load_boxes<WK>(ring, &map, a, warp, i);
     for (int tile_idx = 0; tile_idx < NT; tile_idx++)
         x_row[tile_idx] = min(tile_idx * 8 + lane_row, a.n - 1) * a.x_stride + lane_col * 32;
+    if constexpr (adapt_is<JOIN>::on)
+        adapt_begin(adapted, join);
     __syncthreads();
+    if constexpr (adapt_is<JOIN>::on)
+        adapt_load_item(words, adapted, join,
+                        adapt_item_of(adapted, join, warp * gridDim.x + blockIdx.x));
     asm volatile("griddepcontrol.wait;" ::: "memory");
     if (warp == 0 && leads())
         product_load_x(xs, a, x_bar);
     end_fetch_squares(squares, warp, a);
     product_bar_wait(x_bar, 0);
+    if constexpr (adapt_is<JOIN>::on)
+        adapt_make_t(adapted, join, words, xs, a.x_stride, warp * gridDim.x + blockIdx.x,
+                     WARPS * gridDim.x);
 
     for (int tile = first; tile < last; tile += tiles, pass++) {
         float *sums = pass & 1 ? red_odd : red;
         output out = product_choose_output<tiles>(a, tile, last);
 
+        product_fetch_b(joined, adapted, join, out);
         for (int tile_idx = 0; tile_idx < PT; tile_idx++) {
             float acc[2][NT][4] = {};
 
             if (tile + tile_idx * (WARPS / WK) + warp / WK < last)
                 product_multiply_tile<NT, WK>(acc, ring, &map, a, xs, x_row, warp);
             product_store_sums<NT>(sums + (tile_idx * WARPS + warp) * COL_STRIDE * a.n, acc, a.n);
+            if constexpr (adapt_is<JOIN>::on) {
+                if (tile == first && tile_idx == 0)
+                    adapt_collect_t(adapted, join, WARPS * gridDim.x);
+            }
         }
         if (tile == first)
             end_find_inverse<WARPS>(inverse, squares, warp, a);
-        product_end_pass<WK>(sums, to, out, a.n, inverse);
+        product_end_pass<WK>(sums, to, out, a.n, inverse, adapted, join, joined);
+    }
+    if constexpr (adapt_is<JOIN>::on) {
+        if (threadIdx.x == 0)
+            adapt_depart(join);
     }
 }
 
@@ -349,7 +402,19 @@ static int product_encode_map(CUtensorMap *map, const struct k_product *p)
 static size_t product_rest_bytes(int n_in, int n)
 {
     return (size_t)n * (size_t)(n_in * 2 + 16) + 2 * 4 * WARPS * COL_STRIDE * (size_t)n * 4 +
-           8 * 4 + (WARPS * DEPTH_MAX + 1) * 8;
+           8 * 4 + (WARPS * DEPTH_MAX + 2) * 8;
+}
+
+/* Bytes of the adapters' memory behind it. */
+static size_t product_adapt_bytes(const struct k_adapting &j)
+{
+    return sizeof(adapt_shared) +
+           (size_t)(j.n * j.of.n_parts) * K_ADAPT_STRIDE(j.rank_max) * sizeof(float);
+}
+
+static size_t product_adapt_bytes(const adapt_none &)
+{
+    return 0;
 }
 
 /* The products that this file's kernel supports. */
@@ -389,17 +454,20 @@ int k_multiply_bucket_sm90(const struct k_matrix *w, int n)
 }
 
 /* As many stages as fit beside the rows of x, at most DEPTH_MAX. */
-static int product_launch(const CUtensorMap &map, product_args &a, int n_sms, k_stream stream)
+template <class JOIN>
+static int product_launch(const CUtensorMap &map, product_args &a, const JOIN &join, int n_sms,
+                          k_stream stream)
 {
-    size_t rest = product_rest_bytes(a.n_in, a.n), smem;
+    auto *kernel = product_kernel<1, 8, 4, JOIN>;
+    size_t rest = product_rest_bytes(a.n_in, a.n) + product_adapt_bytes(join), smem;
     int depth = (int)((SMEM_MAX - rest) / (WARPS * STAGE_BYTES));
     cudaLaunchAttribute attribute = {};
     cudaLaunchConfig_t config = {};
 
     a.depth = depth < DEPTH_MAX ? depth : DEPTH_MAX;
     smem = rest + (size_t)WARPS * a.depth * STAGE_BYTES;
-    if (cudaFuncSetAttribute(product_kernel<1, 8, 4>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             (int)smem) != cudaSuccess)
+    if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem) !=
+        cudaSuccess)
         return -1;
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
@@ -409,11 +477,13 @@ static int product_launch(const CUtensorMap &map, product_args &a, int n_sms, k_
     config.stream = stream;
     config.attrs = &attribute;
     config.numAttrs = 1;
-    return cudaLaunchKernelEx(&config, product_kernel<1, 8, 4>, map, a) == cudaSuccess ? 0 : -1;
+    return cudaLaunchKernelEx(&config, kernel, map, a, join) == cudaSuccess ? 0 : -1;
 }
 
 /* Tiles are distributed evenly: the first tiles_left CTAs have one more than the others. */
-int k_multiply_sm90(const struct k_product *p, int n, int n_sms, k_stream stream)
+template <class JOIN>
+static int product_few(const struct k_product *p, const JOIN &join, int n, int n_sms,
+                       k_stream stream)
 {
     const struct k_matrix *w = p->w;
     bool gated = p->kind == K_PRODUCT_GATED;
@@ -421,14 +491,6 @@ int k_multiply_sm90(const struct k_product *p, int n, int n_sms, k_stream stream
     CUtensorMap map;
     int n_tiles;
 
-    if (product_is_wide(w, n))
-        return p->kind == K_PRODUCT_RESIDUAL && w->n_out % 16 != 0
-                   ? -1
-                   : product_wide(p, n, n_sms, stream);
-    if (k_format_is_packed(&w->format))
-        return product_packed(p, n, n_sms, stream);
-    if (product_blocks_takes(w, n))
-        return product_blocks(p, n, n_sms, stream);
     if (!product_takes(w, n) || (p->kind == K_PRODUCT_RESIDUAL && w->n_out % 16 != 0) ||
         product_encode_map(&map, p) != 0)
         return -1;
@@ -441,5 +503,45 @@ int k_multiply_sm90(const struct k_product *p, int n, int n_sms, k_stream stream
     args.tiles_left = n_tiles % n_sms;
     args.n_boxes = w->n_in / BOX_COLS;
     args.x_stride = w->n_in * 2 + 16;
-    return product_launch(map, args, n_sms, stream);
+    return product_launch(map, args, join, n_sms, stream);
+}
+
+int k_multiply_sm90(const struct k_product *p, int n, int n_sms, k_stream stream)
+{
+    const struct k_matrix *w = p->w;
+
+    if (product_is_wide(w, n))
+        return p->kind == K_PRODUCT_RESIDUAL && w->n_out % 16 != 0
+                   ? -1
+                   : product_wide(p, n, n_sms, stream);
+    if (k_format_is_packed(&w->format))
+        return product_packed(p, n, n_sms, stream);
+    if (product_blocks_takes(w, n))
+        return product_blocks(p, n, n_sms, stream);
+    return product_few(p, adapt_none(), n, n_sms, stream);
+}
+
+/* --- with adapters ---------------------------------------------------------------------- */
+
+/* Is it a product of this file's kernel? */
+static bool product_joins(const struct k_adapting *a)
+{
+    const struct k_matrix *w = a->p.w;
+
+    return product_takes(w, a->n) && product_rest_bytes(w->n_in, a->n) + product_adapt_bytes(*a) +
+                                             WARPS * 2 * STAGE_BYTES <=
+                                         SMEM_MAX;
+}
+
+bool k_adapt_joins_sm90(const struct k_adapting *a)
+{
+    bool is_whole = a->p.kind != K_PRODUCT_RESIDUAL || a->p.w->n_out % 16 == 0;
+
+    return is_whole && (product_takes(a->p.w, a->n) ? product_joins(a) : product_wide_joins(a));
+}
+
+int k_adapt_join_sm90(const struct k_adapting *a, k_stream stream)
+{
+    return product_takes(a->p.w, a->n) ? product_few(&a->p, *a, a->n, a->n_sms, stream)
+                                       : product_wide_join(a, stream);
 }

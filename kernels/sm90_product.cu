@@ -41,6 +41,7 @@
  * the same queue. The numbers that loops and epilogues need are in registers by then (steady()).
  * The order of summation depends on the shape and on the bucket of n. */
 #include "kernels/product_ring.h"
+#include "kernels/sm90_product_adapt.cuh"
 #include "kernels/sm90_product_codes.cuh"
 #include "kernels/sm90_product_end.cuh"
 
@@ -514,6 +515,7 @@ struct cta {
     exchange x;
     work k;
     int warp, rank;
+    wide_adapted *adapted;
 };
 
 /* A warpgroup's position in the rings. */
@@ -534,25 +536,70 @@ static __device__ inline void wide_join_consumers(const cta &own, int tile)
         named_sync(1, THREADS - 32);
 }
 
+/* The parts of the CTA's rows of w. */
+static __device__ inline wide_planes wide_own_planes(const cta &own, const wide_args &a,
+                                                     const k_adapting &j)
+{
+    int rows = a.c.rows / a.c.n_split;
+
+    return wide_planes_of(j, a.c.gated, own.k.tile * a.c.rows + own.rank * rows, rows);
+}
+
 /* A tile of one block: mainloop and epilogue. */
-template <int N, int KIND, wide_form FORM>
+template <int N, int KIND, wide_form FORM, class JOIN>
 static __device__ inline void wide_work_block(const cta &own, const wide_args &a, const facts &t,
-                                              int tile, int group, places &at)
+                                              int tile, int group, places &at, const JOIN &join)
 {
     float acc[1][SUMS(N)][N / 2];
     share s = end_share_of<N>(a, t, own.shared, tile, own.rank, own.warp);
     first_patches<N> early =
         end_begin_patches<N, KIND, WIDE_SCALED(FORM)>(t, s, own.warp, own.warp / DEALT(N));
 
-    wide_multiply_tile<N, 1, FORM>(acc, at.r, at.w, at.x, at.lane, group, at.form);
-    wide_join_consumers(own, tile);
-    end_block<N, KIND, WIDE_SCALED(FORM)>(acc[0][0], t, s, early, own.warp, own.rank, at.x_sums);
+    if constexpr (adapt_is<JOIN>::on) {
+        wide_pairs pairs = wide_find_pairs<N>(join, s, wide_own_planes(own, a, join), own.warp);
+
+        wide_multiply_tile<N, 1, FORM>(acc, at.r, at.w, at.x, at.lane, group, at.form);
+        wide_join_consumers(own, tile);
+        end_block<N, KIND, WIDE_SCALED(FORM)>(acc[0][0], t, s, early, own.warp, own.rank, at.x_sums,
+                                              wide_more{*own.adapted, pairs});
+    } else {
+        wide_multiply_tile<N, 1, FORM>(acc, at.r, at.w, at.x, at.lane, group, at.form);
+        wide_join_consumers(own, tile);
+        end_block<N, KIND, WIDE_SCALED(FORM)>(acc[0][0], t, s, early, own.warp, own.rank, at.x_sums,
+                                              end_no_more());
+    }
+}
+
+/* Add what adapters add to the sums of the gate's tile: their b is in the stages behind. */
+template <int N>
+static __device__ inline void wide_add_stages(float (&acc)[2][SUMS(N)][N / 2], const cta &own,
+                                              const k_adapting &j, const product_cut &cut,
+                                              int group, places &at)
+{
+    int n = wide_n_segments(j), bytes = wide_segment_bytes(cut);
+    int lane = ((group * cut.block_rows + own.warp % 4 * 16 + (int)threadIdx.x % 32 / 4) * WIDE_RANK +
+                (int)threadIdx.x % 4 * 4) * 2;
+
+#pragma unroll 1
+    for (int first = 0; first < n; first += cut.box) {
+        const char *from = own.shared + at.w.at * cut.stage_bytes + lane;
+
+        barrier_wait(&own.bars.full[at.w.at], at.w.parity);
+#pragma unroll 1
+        for (int s = first; s < min(first + cut.box, n); s++, from += bytes)
+            wide_add_segment<N>(acc[0][0], acc[1][0], *own.adapted, s, from, bytes / 2);
+        __syncwarp();
+        if (leads())
+            barrier_arrive(&own.bars.empty[at.w.at]);
+        ring_next(&at.w, 1, cut.depth);
+    }
+    named_sync(2, WORKERS); /* the epilogue writes over the stages */
 }
 
 /* A tile of several blocks: mainloop and epilogue. */
-template <int N, int MB, int KIND, wide_form FORM>
+template <int N, int MB, int KIND, wide_form FORM, class JOIN>
 static __device__ inline void wide_work_blocks(const cta &own, const wide_args &a, const facts &t,
-                                               int tile, int group, places &at)
+                                               int tile, int group, places &at, const JOIN &join)
 {
     const int OWN = RING_OWN_BLOCKS(MB);
     const product_cut &cut = a.c;
@@ -574,6 +621,8 @@ static __device__ inline void wide_work_blocks(const cta &own, const wide_args &
     }
     if constexpr (KIND == K_PRODUCT_GATED && MB == 4) {
         if (at.straight) {
+            if constexpr (adapt_is<JOIN>::on)
+                wide_add_stages<N>(acc, own, join, cut, group, at);
             end_write_gated<N>(acc, t, gates, group);
             named_sync(2, WORKERS);
             end_copy_gated<N>(t, tile);
@@ -630,22 +679,42 @@ static __device__ __forceinline__ void wide_produce(const cta &own, const wide_a
 }
 
 /* The helper warps: the inverse norms, for which the consumers wait before the first epilogue. */
-static __device__ __forceinline__ void wide_help(const cta &own, const wide_args &a)
+template <int N, int MB, class JOIN>
+static __device__ __forceinline__ void wide_help(const cta &own, const wide_args &a,
+                                                 const JOIN &join)
 {
+    constexpr bool STAGES = adapt_is<JOIN>::on && MB == 4;
+    bool loads = STAGES && own.warp == THREADS / 32 - 1;
+
     wide_fetch_constants(a, own.k.tile, own.rank);
+    if constexpr (STAGES) {
+        if (loads)
+            wide_fetch_segments(join, a.c, own.k.tile);
+    }
     asm volatile("griddepcontrol.wait;" ::: "memory");
     if (a.c.n_split > 1)
         cluster_wait();
     wide_find_inverse(own.inverse, a, own.warp - WORKERS / 32 - 1);
+    if constexpr (adapt_is<JOIN>::on)
+        wide_collect_t<N>(*own.adapted, join, wide_own_planes(own, a, join));
     named_arrive(1, THREADS - 32);
+    if constexpr (STAGES) {
+        int n = (own.k.last - own.k.first + a.c.box - 1) / a.c.box * MB; /* stages of w */
+        ring_stage to = {n % a.c.depth, 1 ^ ((uint32_t)(n / a.c.depth) & 1)};
+
+        if (loads)
+            wide_load_segments(own.shared, own.bars.full, own.bars.empty, join, a.c, own.k.tile, to);
+    }
 }
 
-/* N: columns computed; MB: blocks per tile; KIND: of product; FORM: of w. */
-template <int N, int MB, int KIND, wide_form FORM>
+/* N: columns computed; MB: blocks per tile; KIND: of product; FORM: of w; JOIN: k_adapting if the
+ * product adds adapters. */
+template <int N, int MB, int KIND, wide_form FORM, class JOIN>
 static __global__ void __launch_bounds__(THREADS, 1)
     wide_kernel(const __grid_constant__ CUtensorMap w_map,
                 const __grid_constant__ CUtensorMap x_map,
-                const __grid_constant__ CUtensorMap tail_map, const __grid_constant__ wide_args a)
+                const __grid_constant__ CUtensorMap tail_map, const __grid_constant__ wide_args a,
+                const __grid_constant__ JOIN join)
 {
     extern __shared__ __align__(1024) char shared[];
     const product_cut &cut = a.c;
@@ -659,7 +728,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
                {first_bar + 4 * CUT_DEPTH_MAX, first_bar + 4 * CUT_DEPTH_MAX + 1},
                {},
                warp_number(),
-               cut.n_split > 1 ? (int)cluster_rank() : 0};
+               cut.n_split > 1 ? (int)cluster_rank() : 0,
+               (wide_adapted *)(shared + cut.rest_at + CUT_REST_BYTES)};
     int warp = own.warp;
     bool pushes = MB == 1 && cut.n_split > 1;
 
@@ -682,7 +752,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     if (warp == WORKERS / 32) {
         wide_produce<MB, KIND, FORM>(own, a, &w_map, &tail_map, &x_map);
     } else if (warp > WORKERS / 32) {
-        wide_help(own, a);
+        wide_help<N, MB>(own, a, join);
     } else {
         facts t = end_facts_of<KIND, WIDE_SCALED(FORM)>(
             a, inverse,
@@ -695,14 +765,17 @@ static __global__ void __launch_bounds__(THREADS, 1)
                      {},
                      WIDE_RECORDS(FORM) ? codes_form_of(a.codes) : code_form{}};
 
-        asm volatile("griddepcontrol.wait;" ::: "memory");
+        if constexpr (adapt_is<JOIN>::on)
+            wide_make_t(*own.adapted, join);
+        else
+            asm volatile("griddepcontrol.wait;" ::: "memory");
         if (cut.n_split > 1)
             cluster_wait();
         for (int tile = own.k.tile; tile < cut.n_tiles; tile += cut.n_groups) {
             if constexpr (MB == 1)
-                wide_work_block<N, KIND, FORM>(own, a, t, tile, warp / 4, at);
+                wide_work_block<N, KIND, FORM>(own, a, t, tile, warp / 4, at, join);
             else
-                wide_work_blocks<N, MB, KIND, FORM>(own, a, t, tile, warp / 4, at);
+                wide_work_blocks<N, MB, KIND, FORM>(own, a, t, tile, warp / 4, at, join);
         }
     }
     if (cut.n_split == 1 || pushes) /* a CTA that sums are sent to has waited for them */
@@ -757,14 +830,15 @@ static int wide_encode_maps(maps *m, const wide_args &a)
 }
 
 /* With split-K the two CTAs of a tile form a cluster. */
-template <int N, int MB, int KIND, wide_form FORM>
-static int wide_launch(const maps &m, const wide_args &a, k_stream stream)
+template <int N, int MB, int KIND, wide_form FORM, class JOIN>
+static int wide_launch(const maps &m, const wide_args &a, const JOIN &join, k_stream stream)
 {
+    auto *kernel = wide_kernel<N, MB, KIND, FORM, JOIN>;
     cudaLaunchAttribute attributes[2] = {};
     cudaLaunchConfig_t config = {};
 
-    if (cudaFuncSetAttribute(wide_kernel<N, MB, KIND, FORM>,
-                             cudaFuncAttributeMaxDynamicSharedMemorySize, a.c.smem) != cudaSuccess)
+    if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, a.c.smem) !=
+        cudaSuccess)
         return -1;
     attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[0].val.programmaticStreamSerializationAllowed = 1;
@@ -777,23 +851,23 @@ static int wide_launch(const maps &m, const wide_args &a, k_stream stream)
     config.stream = stream;
     config.attrs = attributes;
     config.numAttrs = a.c.n_split > 1 ? 2 : 1;
-    return cudaLaunchKernelEx(&config, wide_kernel<N, MB, KIND, FORM>, m.w, m.x, m.tail, a) ==
-                   cudaSuccess
-               ? 0
-               : -1;
+    return cudaLaunchKernelEx(&config, kernel, m.w, m.x, m.tail, a, join) == cudaSuccess ? 0 : -1;
 }
 
 template <int N, int MB, wide_form FORM>
 static int wide_choose_kind(const maps &m, const wide_args &a, k_stream stream)
 {
+    const adapt_none none = {};
+
     switch (a.p.kind) {
-    case K_PRODUCT_PLAIN: return wide_launch<N, MB, K_PRODUCT_PLAIN, FORM>(m, a, stream);
-    case K_PRODUCT_FLOAT: return wide_launch<N, MB, K_PRODUCT_FLOAT, FORM>(m, a, stream);
-    case K_PRODUCT_RESIDUAL: return wide_launch<N, MB, K_PRODUCT_RESIDUAL, FORM>(m, a, stream);
+    case K_PRODUCT_PLAIN: return wide_launch<N, MB, K_PRODUCT_PLAIN, FORM>(m, a, none, stream);
+    case K_PRODUCT_FLOAT: return wide_launch<N, MB, K_PRODUCT_FLOAT, FORM>(m, a, none, stream);
+    case K_PRODUCT_RESIDUAL:
+        return wide_launch<N, MB, K_PRODUCT_RESIDUAL, FORM>(m, a, none, stream);
     case K_PRODUCT_GATED: {
         constexpr int BLOCKS = MB == 1 ? 2 : MB; /* gate and up */
 
-        return wide_launch<N, BLOCKS, K_PRODUCT_GATED, FORM>(m, a, stream);
+        return wide_launch<N, BLOCKS, K_PRODUCT_GATED, FORM>(m, a, none, stream);
     }
     }
     return -1;
@@ -876,4 +950,76 @@ int product_wide_packed(const struct k_product *p, int n, int n_sms, k_stream st
     case 64: return wide_choose_records<64>(tensor_maps, args, stream);
     }
     return -1;
+}
+
+/* --- with adapters ---------------------------------------------------------------------- */
+
+/* Each sixteen rows of w that a warp finishes are of one part, and the CTA's of at most two. */
+static bool wide_parts_fit(const struct k_adapting *a, const product_cut &c)
+{
+    int own = c.rows / c.n_split;
+
+    if (c.gated)
+        return c.n_blocks == 4 && c.n_split == 1 && c.rows_by_eight &&
+               (a->of.n_parts == 1 ||
+                (a->of.n_parts == 2 && a->of.parts[1].first == c.n_out / 2));
+    if (c.n_blocks != 1 || own % PATCH_ROWS != 0 || c.n_out % PATCH_ROWS != 0)
+        return false;
+    for (int i = 0; i < a->of.n_parts; i++) {
+        const struct k_adapted *part = &a->of.parts[i];
+
+        if (part->first % PATCH_ROWS != 0 || part->n_out % PATCH_ROWS != 0 || part->n_out < own)
+            return false;
+    }
+    return true;
+}
+
+/* A CTA has one tile, so that the stages behind it are free. */
+static bool wide_cut_joined(product_cut *c, const struct k_adapting *a)
+{
+    return product_cut_beside(c, a->p.w, a->p.kind, a->n, a->n_sms, (int)sizeof(wide_adapted)) &&
+           c->n_tiles <= c->n_groups;
+}
+
+bool product_wide_joins(const struct k_adapting *a)
+{
+    product_cut c = {};
+
+    return k_format_is_plain(&a->p.w->format) && product_wide_takes(a->p.w, a->n) &&
+           a->rank_max <= WIDE_RANK && (a->p.sums_in == NULL || a->p.n_sums % 4 == 0) &&
+           wide_cut_joined(&c, a) && wide_parts_fit(a, c);
+}
+
+template <int N> static int wide_join(const maps &m, const wide_args &a, const k_adapting &j,
+                                      k_stream stream)
+{
+    switch (a.p.kind) {
+    case K_PRODUCT_PLAIN:
+        return wide_launch<N, 1, K_PRODUCT_PLAIN, WIDE_PLAIN>(m, a, j, stream);
+    case K_PRODUCT_FLOAT:
+        return wide_launch<N, 1, K_PRODUCT_FLOAT, WIDE_PLAIN>(m, a, j, stream);
+    case K_PRODUCT_RESIDUAL:
+        return wide_launch<N, 1, K_PRODUCT_RESIDUAL, WIDE_PLAIN>(m, a, j, stream);
+    case K_PRODUCT_GATED:
+        return wide_launch<N, 4, K_PRODUCT_GATED, WIDE_PLAIN>(m, a, j, stream);
+    }
+    return -1;
+}
+
+int product_wide_join(const struct k_adapting *a, k_stream stream)
+{
+    maps tensor_maps = {};
+    wide_args args = {};
+
+    args.p = a->p;
+    args.n = a->n;
+    if (!wide_cut_joined(&args.c, a) || wide_encode_maps(&tensor_maps, args) != 0)
+        return -1;
+    switch (args.c.columns) {
+    case 8: return wide_join<8>(tensor_maps, args, *a, stream);
+    case 16: return wide_join<16>(tensor_maps, args, *a, stream);
+    case 32: return wide_join<32>(tensor_maps, args, *a, stream);
+    case 48: return wide_join<48>(tensor_maps, args, *a, stream);
+    default: return wide_join<64>(tensor_maps, args, *a, stream);
+    }
 }

@@ -2,9 +2,10 @@
  *
  * Adapters of a rank's matrices.
  *
- * Names are compared without the prefix of the text model, which depends on who saved the file. B
- * is transposed on its way to the device, and its rows take the order of the matrix's rows: rows of
- * queries and keys are reordered for the layer's rope (rope.h). */
+ * Names are compared without the prefix of the text model, which depends on who saved the file. B's
+ * rows take the order of the matrix's rows: rows of queries and keys are reordered for the layer's
+ * rope (rope.h). The cpu device has B transposed, GPUs have its rows, each with room for a multiple
+ * of 16 ranks. */
 #include "model/adapters.h"
 
 #include <stdio.h>
@@ -195,24 +196,30 @@ static int adapters_store_table(const struct adapters *a, struct device *d)
     return d->ops->upload(d, a->table, a->all, a->n_targets * slots * sizeof *a->all);
 }
 
+/* Numbers of B for one row of the matrix. */
+static size_t adapters_b_stride(int rank, bool is_gpu)
+{
+    return is_gpu ? (size_t)K_ADAPT_STRIDE(rank) : (size_t)rank;
+}
+
 /* Memory that a sleep leaves alone: an adapter may be placed after one, and the copy that a GPU's
  * sleep makes of constant memory is made once. */
 int adapters_alloc(struct adapters *a, struct device *d)
 {
-    size_t most = (size_t)a->rank_max;
+    size_t most = (size_t)a->rank_max, stride = adapters_b_stride(a->rank_max, d->is_gpu);
 
     for (size_t i = 0; i < a->n_targets; i++) {
         const struct slice *slice = &a->targets[i].slice;
-        size_t n_in = (size_t)slice->n_cols, n_out = (size_t)slice->n_rows;
+        size_t n_a = most * (size_t)slice->n_cols, n_b = stride * (size_t)slice->n_rows;
 
         if (a->targets[i].part == NULL)
             continue;
-        a->slot_bytes += adapters_aligned(most * n_in * d->elem_bytes) +
-                         adapters_aligned(most * n_out * d->elem_bytes);
+        a->slot_bytes +=
+            adapters_aligned(n_a * d->elem_bytes) + adapters_aligned(n_b * d->elem_bytes);
         if (slice->n_cols > a->widest)
             a->widest = slice->n_cols;
-        if (most * (n_in > n_out ? n_in : n_out) > a->stage_len)
-            a->stage_len = most * (n_in > n_out ? n_in : n_out);
+        if ((n_a > n_b ? n_a : n_b) > a->stage_len)
+            a->stage_len = n_a > n_b ? n_a : n_b;
     }
     a->memory = d->ops->alloc(d, (size_t)a->n_slots * a->slot_bytes + ALIGN_BYTES);
     a->stage = mem_alloc(a->stage_len * sizeof *a->stage);
@@ -304,18 +311,31 @@ static void adapters_take_b(const struct adapter_pair *pair, const struct slice 
     }
 }
 
+/* [n_rows][K_ADAPT_STRIDE(rank)]: the rank's rows of B, each with zeros behind it. */
+static void adapters_take_b_rows(const struct adapter_pair *pair, const struct slice *slice,
+                                 float *to)
+{
+    size_t rank = (size_t)pair->rank, stride = adapters_b_stride(pair->rank, true);
+
+    for (int i = 0; i < slice->n_rows; i++, to += stride) {
+        adapter_numbers(pair->b, (size_t)slice_row(slice, i) * rank, to, rank);
+        for (size_t k = rank; k < stride; k++)
+            to[k] = 0.0f;
+    }
+}
+
 /* A pair's matrices as they are in a slot, at an offset of it. NULL: rank 0. Returns the offset
  * behind them. */
 static size_t adapters_lay(const struct adapters_target *target, const struct adapter_pair *pair,
-                           size_t elem_bytes, char *slot, size_t at, struct k_adapter *out)
+                           bool is_gpu, char *slot, size_t at, struct k_adapter *out)
 {
-    size_t n_a, n_b, b;
+    size_t elem_bytes = is_gpu ? sizeof(k_bf16) : sizeof(float), n_a, n_b, b;
 
     *out = (struct k_adapter){.rank = 0};
     if (pair == NULL || target->part == NULL)
         return at;
     n_a = (size_t)pair->rank * (size_t)target->slice.n_cols;
-    n_b = (size_t)pair->rank * (size_t)target->slice.n_rows;
+    n_b = adapters_b_stride(pair->rank, is_gpu) * (size_t)target->slice.n_rows;
     b = at + adapters_aligned(n_a * elem_bytes);
     *out =
         (struct k_adapter){.a = slot + at, .b = slot + b, .rank = pair->rank, .scale = pair->scale};
@@ -353,7 +373,7 @@ int adapters_pack(const struct adapters *a, struct adapter *of, int idx)
         const struct adapter_pair *pair = adapters_pair_of(of, target);
         const struct slice *slice = &target->slice;
         struct k_adapter one;
-        size_t next = adapters_lay(target, pair, 2, image, at, &one);
+        size_t next = adapters_lay(target, pair, true, image, at, &one);
 
         if (one.rank > 0) {
             size_t b = at + adapters_aligned(2 * (size_t)one.rank * (size_t)slice->n_cols);
@@ -361,9 +381,9 @@ int adapters_pack(const struct adapters *a, struct adapter *of, int idx)
             adapters_take_a(pair, slice, stage);
             adapters_round((uint16_t *)(void *)(image + at), stage,
                            (size_t)one.rank * (size_t)slice->n_cols);
-            adapters_take_b(pair, slice, stage);
+            adapters_take_b_rows(pair, slice, stage);
             adapters_round((uint16_t *)(void *)(image + b), stage,
-                           (size_t)one.rank * (size_t)slice->n_rows);
+                           adapters_b_stride(one.rank, true) * (size_t)slice->n_rows);
         }
         at = next;
     }
@@ -406,7 +426,7 @@ int adapters_place(struct adapters *a, struct device *d, int slot, const struct 
         const struct adapter_pair *pair = adapters_pair_of(of, target);
         struct k_adapter one;
 
-        at = adapters_lay(target, pair, d->elem_bytes, memory, at, &one);
+        at = adapters_lay(target, pair, d->is_gpu, memory, at, &one);
         if (one.rank > 0 && !d->is_gpu)
             rc = adapters_copy(a, d, target, pair, &one);
         target->table[slot] = one;
@@ -429,7 +449,7 @@ int adapters_place_noise(struct adapters *a, struct device *d, int slot, int ran
     for (size_t i = 0; i < a->n_targets; i++) {
         const struct adapters_target *target = &a->targets[i];
         size_t n_a = (size_t)rank * (size_t)target->slice.n_cols,
-               n_b = (size_t)rank * (size_t)target->slice.n_rows;
+               n_b = adapters_b_stride(rank, d->is_gpu) * (size_t)target->slice.n_rows;
         char *b = at + adapters_aligned(n_a * d->elem_bytes);
 
         if (target->part == NULL || target->of_rows)

@@ -1,0 +1,240 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The adapters of a product of few rows (product.cu), within its kernel:
+ *
+ *   warps, one or two items each   a's 512 elements . x      -> t in global memory, a counter
+ *   the product's first tile       meanwhile
+ *   every CTA                      all of t, sums of items   -> shared memory
+ *   the end of a pass              16 ranks of b . t         -> added to the product's sum
+ *
+ * An item is a share of one rank's product. All CTAs are resident, because there are not more than
+ * multiprocessors and none waits before it has begun; so they may wait for each other. The counter
+ * is 0 again when the launch ends. t is without the norm's factor, which the product's end applies
+ * to both. An item's sum and their order depend on n_in alone. */
+#ifndef QUIRE_KERNELS_PRODUCT_ADAPT_CUH
+#define QUIRE_KERNELS_PRODUCT_ADAPT_CUH
+
+#include "kernels/adapter.h"
+#include "kernels/common.cuh"
+
+#define ADAPT_RUN   512 /* elements of an item: two loads of 16 bytes of each lane */
+#define ADAPT_PIECE (32 * 8)
+#define ADAPT_ROWS  3
+
+/* The kernel without adapters has this in place of k_adapting. */
+struct adapt_none {};
+
+template <class T> struct adapt_is {
+    static constexpr bool on = false;
+};
+template <> struct adapt_is<k_adapting> {
+    static constexpr bool on = true;
+};
+
+/* In shared memory: the rows' adapters, and t [n][n_parts][K_ADAPT_STRIDE(rank_max)] times their
+ * scales. */
+struct adapt_shared {
+    k_adapter of[ADAPT_ROWS][K_ADAPTED_MAX];
+    __align__(16) float t[4];
+};
+
+struct adapt_item {
+    int row, part, rank, at; /* its elements are at .. at + ADAPT_RUN - 1 */
+    bool is_there;           /* the row's adapter has this rank */
+};
+
+static __host__ __device__ inline int adapt_shares(int n_in)
+{
+    return (n_in + ADAPT_RUN - 1) / ADAPT_RUN;
+}
+
+static __host__ __device__ inline int adapt_n_items(const k_adapting &j)
+{
+    return j.n * j.of.n_parts * j.rank_max * adapt_shares(j.n_in);
+}
+
+static __device__ inline float *adapt_t(adapt_shared &sh, const k_adapting &j, int row, int part)
+{
+    return sh.t + (row * j.of.n_parts + part) * K_ADAPT_STRIDE(j.rank_max);
+}
+
+/* Before the previous launch has ended; a barrier of the CTA follows. */
+static __device__ inline void adapt_begin(adapt_shared &sh, const k_adapting &j)
+{
+    int i = threadIdx.x, part = i % K_ADAPTED_MAX, row = i / K_ADAPTED_MAX;
+
+    for (int k = i; k < j.n * j.of.n_parts * K_ADAPT_STRIDE(j.rank_max); k += blockDim.x)
+        sh.t[k] = 0.0f;
+    if (row < j.n && part < j.of.n_parts) {
+        int slot = j.rows.of[row];
+        k_adapter none = {};
+
+        sh.of[row][part] = slot < 0 ? none : j.of.parts[part].slots[slot];
+    }
+}
+
+static __device__ inline adapt_item adapt_item_of(const adapt_shared &sh, const k_adapting &j,
+                                                  int i)
+{
+    int shares = adapt_shares(j.n_in);
+    adapt_item item;
+
+    item.at = i % shares * ADAPT_RUN + threadIdx.x % 32 * 8;
+    i /= shares;
+    item.rank = i % j.rank_max;
+    item.part = i / j.rank_max % j.of.n_parts;
+    item.row = min(i / j.rank_max / j.of.n_parts, j.n - 1);
+    item.is_there = i < j.n * j.of.n_parts * j.rank_max &&
+                    item.rank < sh.of[item.row][item.part].rank;
+    return item;
+}
+
+/* The lane's elements of a. */
+static __device__ inline void adapt_load_item(uint4 (&words)[2], const adapt_shared &sh,
+                                              const k_adapting &j, const adapt_item &item)
+{
+    const k_bf16 *a = (const k_bf16 *)sh.of[item.row][item.part].a + (size_t)item.rank * j.n_in;
+
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        int at = item.at + half * ADAPT_PIECE;
+
+        words[half] = make_uint4(0, 0, 0, 0);
+        if (item.is_there && at < j.n_in)
+            words[half] = *(const uint4 *)(a + at);
+    }
+}
+
+static __device__ inline float adapt_two(uint32_t a, uint32_t b, float sum)
+{
+    return __fmaf_rn(high_half(a), high_half(b), __fmaf_rn(low_half(a), low_half(b), sum));
+}
+
+static __device__ inline float adapt_eight(const uint4 &a, const uint4 &b, float sum)
+{
+    return adapt_two(a.w, b.w, adapt_two(a.z, b.z, adapt_two(a.y, b.y, adapt_two(a.x, b.x, sum))));
+}
+
+/* Items first, first + stride ..; words are the first one's. xs: rows of x in shared memory, x_bytes
+ * apart. */
+static __device__ inline void adapt_make_t(const adapt_shared &sh, const k_adapting &j,
+                                           uint4 (&words)[2], const char *xs, int x_bytes,
+                                           int first, int stride)
+{
+    int n_items = adapt_n_items(j);
+
+    for (int i = first; i < n_items; i += stride) {
+        adapt_item item = adapt_item_of(sh, j, i);
+        const k_bf16 *x = (const k_bf16 *)(xs + item.row * x_bytes);
+        float sum = 0.0f;
+
+        if (i > first)
+            adapt_load_item(words, sh, j, item);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            int at = item.at + half * ADAPT_PIECE;
+
+            if (at < j.n_in)
+                sum = adapt_eight(words[half], *(const uint4 *)(x + at), sum);
+        }
+        for (int by = 16; by > 0; by /= 2)
+            sum += __shfl_xor_sync(~0U, sum, by);
+        if (threadIdx.x % 32 == 0)
+            j.t[i] = sum;
+    }
+    if (first < n_items && threadIdx.x % 32 == 0)
+        asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(j.meet) : "memory");
+}
+
+/* Wait for `n` arrivals at the counter. */
+static __device__ inline void adapt_await(const uint32_t *meet, int n)
+{
+    uint32_t now = 0;
+
+    while ((int)now < n)
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(meet) : "memory");
+}
+
+/* Bring all of t to shared memory; a barrier of the CTA follows. n_warps: of the grid. */
+static __device__ inline void adapt_collect_t(adapt_shared &sh, const k_adapting &j, int n_warps)
+{
+    int shares = adapt_shares(j.n_in), n = j.n * j.of.n_parts * j.rank_max;
+
+    if (threadIdx.x % 32 == 0)
+        adapt_await(j.meet, min(n_warps, n * shares));
+    __syncwarp();
+    for (int i = threadIdx.x; i < n; i += blockDim.x) {
+        int rank = i % j.rank_max, part = i / j.rank_max % j.of.n_parts;
+        int row = i / j.rank_max / j.of.n_parts;
+        float sum = 0.0f;
+
+        if (rank >= sh.of[row][part].rank)
+            continue;
+#pragma unroll 8
+        for (int k = 0; k < shares; k++)
+            sum += __ldcg(j.t + i * shares + k);
+        adapt_t(sh, j, row, part)[rank] = sum * sh.of[row][part].scale;
+    }
+}
+
+/* By one thread of each CTA, when the CTA waits for t no more. */
+static __device__ inline void adapt_depart(const k_adapting &j)
+{
+    if (atomicInc(j.meet + 1, gridDim.x - 1) == gridDim.x - 1)
+        j.meet[0] = 0;
+}
+
+/* 16 ranks of a row of b, requested early; the further ones are read at the end. */
+struct adapt_words {
+    uint4 first[2];
+    const k_bf16 *b;
+    int row, part, rank; /* row of x; rank 0: it has no adapter */
+};
+
+/* `column` of y. */
+static __device__ inline adapt_words adapt_fetch_b(const adapt_shared &sh, const k_adapting &j,
+                                                   int row, int column)
+{
+    adapt_words w = {};
+    k_adapter one;
+
+    while (w.part + 1 < j.of.n_parts && column >= j.of.parts[w.part + 1].first)
+        w.part++;
+    one = sh.of[row][w.part];
+    w.row = row;
+    w.rank = one.rank;
+    w.b = (const k_bf16 *)one.b +
+          (size_t)(column - j.of.parts[w.part].first) * K_ADAPT_STRIDE(one.rank);
+    if (w.rank > 0) {
+        w.first[0] = ((const uint4 *)w.b)[0];
+        w.first[1] = ((const uint4 *)w.b)[1];
+    }
+    return w;
+}
+
+static __device__ inline float adapt_eight_ranks(const uint4 &b, const float *t, float sum)
+{
+    float4 low = ((const float4 *)t)[0], high = ((const float4 *)t)[1];
+
+    sum = __fmaf_rn(low_half(b.x), low.x, sum), sum = __fmaf_rn(high_half(b.x), low.y, sum);
+    sum = __fmaf_rn(low_half(b.y), low.z, sum), sum = __fmaf_rn(high_half(b.y), low.w, sum);
+    sum = __fmaf_rn(low_half(b.z), high.x, sum), sum = __fmaf_rn(high_half(b.z), high.y, sum);
+    return __fmaf_rn(high_half(b.w), high.w, __fmaf_rn(low_half(b.w), high.z, sum));
+}
+
+/* What the adapter adds. */
+static __device__ inline float adapt_sum(adapt_shared &sh, const k_adapting &j,
+                                         const adapt_words &w)
+{
+    const float *t = adapt_t(sh, j, w.row, w.part);
+    float sum = 0.0f;
+
+    if (w.rank == 0)
+        return 0.0f;
+    sum = adapt_eight_ranks(w.first[1], t + 8, adapt_eight_ranks(w.first[0], t, sum));
+    for (int k = 16; k < w.rank; k += 8)
+        sum = adapt_eight_ranks(*(const uint4 *)(w.b + k), t + k, sum);
+    return sum;
+}
+
+#endif

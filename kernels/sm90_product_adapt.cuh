@@ -1,0 +1,501 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The adapters of a product of 4 to 64 rows (sm90_product.cu), within its kernel:
+ *
+ *   consumers, before the mainloop   items of t = a x, on tensor cores -> global memory, a counter
+ *   helper warps, beside it          all of t for the CTA's rows of w -> fragments in shared memory
+ *   consumers, before the epilogue   b t, on tensor cores, added to the accumulators
+ *
+ * Segments are adapter.h's: at most eight rows of x with one adapter. An item is a segment, a part
+ * and WIDE_RUN elements, which the eight warps of a CTA share. All CTAs are resident, so they may
+ * wait for each other. t has no factor of a norm: the epilogue applies it to both.
+ *
+ * mma.m16n8k16: ranks, then rows of w, are its rows m, rows of x its columns n; a result has the
+ * layout of wgmma's. With lane = 4 g + c, terms of b t are ranks 4 c .. 4 c + 3 of each lane.
+ *
+ * A tile of one block has its patches of 16 rows of w and 8 rows of x dealt to the warps, and each
+ * reads b of the adapters in its eight rows from the L2 cache. The gate's tile of four blocks gets b
+ * through further stages of the ring, segment by segment. t is the sum of two numbers in bfloat16.
+ * The columns of other adapters are zeros, so that b must be finite (model/adapters.c sees to it). */
+#ifndef QUIRE_KERNELS_SM90_PRODUCT_ADAPT_CUH
+#define QUIRE_KERNELS_SM90_PRODUCT_ADAPT_CUH
+
+#include "kernels/adapter.cuh"
+#include "kernels/product_adapt.cuh"
+#include "kernels/product_ring.h"
+#include "kernels/sm90_product_end.cuh"
+
+#define WIDE_RUN      1024 /* elements of an item: 128 of each warp */
+#define WIDE_WARPS    (WORKERS / 32)
+#define WIDE_RANK     16
+#define WIDE_HELPERS  96 /* threads */
+#define WIDE_SEGMENTS K_PRODUCT_ROWS_MAX
+
+/* In shared memory. The warps' sums of an item lie where fragments of t come later. */
+union wide_adapted_t {
+    float sums[WIDE_WARPS][16][8];
+    uint2 terms[2][2][K_PRODUCT_ROWS_MAX][4]; /* [upper, lower terms][plane][row of x][c] */
+};
+
+struct wide_adapted {
+    wide_adapted_t t;
+    uint64_t masks[2][WIDE_SEGMENTS]; /* [plane]: the rows of x of a segment with an adapter there */
+};
+
+static __host__ __device__ inline int wide_shares(int n_in)
+{
+    return (n_in + WIDE_RUN - 1) / WIDE_RUN;
+}
+
+/* An upper bound: those of segments without adapter are left out. */
+static __device__ inline int wide_n_items(const k_adapting &j)
+{
+    return (j.rows.count[0] - j.rows.count[1]) * j.of.n_parts * wide_shares(j.n_in);
+}
+
+static __device__ inline void wide_multiply_16x8(float (&d)[4], uint32_t a0, uint32_t a1,
+                                                 uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1)
+{
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+/* --- t = a x ------------------------------------------------------------------------------ */
+
+struct wide_item {
+    int segment, part, share;
+    k_adapter one;
+};
+
+/* Item i of j; rank 0: there is none. */
+static __device__ inline wide_item wide_item_of(const k_adapting &j, int i, int n_items)
+{
+    int shares = wide_shares(j.n_in);
+    wide_item item = {};
+
+    item.share = i % shares;
+    item.part = i / shares % j.of.n_parts;
+    item.segment = j.rows.count[1] + i / shares / j.of.n_parts;
+    if (i < n_items)
+        item.one = j.of.parts[item.part].slots[j.rows.slots[item.segment]];
+    return item;
+}
+
+/* This lane's elements of a: two runs of 16 of ranks g and g + 8. */
+struct wide_a {
+    uint32_t low[2][8], high[2][8];
+};
+
+static __device__ inline int wide_element(const wide_item &item, int run)
+{
+    return item.share * WIDE_RUN + threadIdx.x / 32 * 128 + run * 64 + threadIdx.x % 4 * 16;
+}
+
+static __device__ inline void wide_load_a(wide_a &w, const k_adapting &j, const wide_item &item)
+{
+    int g = threadIdx.x % 32 / 4;
+    const k_bf16 *a = (const k_bf16 *)item.one.a;
+
+    if (item.one.rank == 0)
+        return;
+#pragma unroll
+    for (int run = 0; run < 2; run++) {
+        int at = wide_element(item, run);
+
+        adapter_load_run(w.low[run], a + (size_t)min(g, item.one.rank - 1) * j.n_in, at, j.n_in);
+        adapter_load_run(w.high[run], a + (size_t)min(g + 8, item.one.rank - 1) * j.n_in, at,
+                         j.n_in);
+    }
+}
+
+/* Bring the items that this CTA has after its first one to the L2 cache, an item a warp. */
+static __device__ inline void wide_fetch_items(const k_adapting &j, int n_items)
+{
+    int i = blockIdx.x + (threadIdx.x / 32 + 1) * gridDim.x, lane = threadIdx.x % 32;
+    wide_item item = wide_item_of(j, i, n_items);
+    const k_bf16 *a = (const k_bf16 *)item.one.a + item.share * WIDE_RUN;
+    int n = min(WIDE_RUN, j.n_in - item.share * WIDE_RUN);
+
+    for (int rank = 0; rank < item.one.rank; rank++) {
+        if (lane * 64 < n)
+            adapter_fetch_line(a + (size_t)rank * j.n_in + lane * 64);
+    }
+}
+
+/* One item's sums of this warp, in its fragment. */
+static __device__ inline void wide_multiply_item(float (&sum)[4], const wide_a &w,
+                                                 const k_adapting &j, const wide_item &item,
+                                                 int row)
+{
+    const k_bf16 *x = (const k_bf16 *)j.p.x + (size_t)row * j.n_in;
+    uint32_t of_x[2][8];
+
+#pragma unroll
+    for (int run = 0; run < 2; run++)
+        adapter_load_run(of_x[run], x, wide_element(item, run), j.n_in);
+#pragma unroll
+    for (int run = 0; run < 2; run++) {
+#pragma unroll
+        for (int i = 0; i < 8; i += 2)
+            wide_multiply_16x8(sum, w.low[run][i], w.high[run][i], w.low[run][i + 1],
+                               w.high[run][i + 1], of_x[run][i], of_x[run][i + 1]);
+    }
+}
+
+/* t of a share, part and row: [shares][n_parts][n][WIDE_RANK]. */
+static __device__ inline float *wide_t(const k_adapting &j, int share, int part, int row)
+{
+    return j.t + (((size_t)share * j.of.n_parts + part) * j.n + row) * WIDE_RANK;
+}
+
+/* Add the warps' sums of an item, and store them. */
+static __device__ inline void wide_store_item(wide_adapted &sh, const k_adapting &j,
+                                              const wide_item &item, const float (&sum)[4],
+                                              int start, int n)
+{
+    int lane = threadIdx.x % 32, rank = threadIdx.x % 16, nth = threadIdx.x / 16;
+
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        sh.t.sums[threadIdx.x / 32][lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2] = sum[i];
+    named_sync(3, WORKERS);
+    if (nth < n) {
+        float all = 0.0f;
+
+#pragma unroll
+        for (int i = 0; i < WIDE_WARPS; i++)
+            all += sh.t.sums[i][rank][nth];
+        wide_t(j, item.share, item.part, j.rows.order[start + nth])[rank] =
+            rank < item.one.rank ? all * item.one.scale : 0.0f;
+    }
+    named_sync(3, WORKERS);
+}
+
+/* By the consumers, before their mainloop. Waits for the previous launch. */
+static __device__ void wide_make_t(wide_adapted &sh, const k_adapting &j)
+{
+    int n_items = wide_n_items(j), g = threadIdx.x % 32 / 4;
+    wide_item item = wide_item_of(j, blockIdx.x, n_items);
+    wide_a w;
+
+    wide_load_a(w, j, item);
+    wide_fetch_items(j, n_items);
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#pragma unroll 1
+    for (int i = blockIdx.x; i < n_items; i += gridDim.x) {
+        wide_item next = wide_item_of(j, i + gridDim.x, n_items);
+        int start = j.rows.starts[item.segment], n = j.rows.starts[item.segment + 1] - start;
+        float sum[4] = {};
+
+        if (item.one.rank > 0)
+            wide_multiply_item(sum, w, j, item, j.rows.order[start + min(g, n - 1)]);
+        wide_load_a(w, j, next);
+        if (item.one.rank > 0)
+            wide_store_item(sh, j, item, sum, start, n);
+        item = next;
+    }
+    if ((int)blockIdx.x < n_items && threadIdx.x == 0) {
+        __threadfence();
+        asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(j.meet) : "memory");
+    }
+}
+
+/* --- t, as fragments ------------------------------------------------------------------------ */
+
+/* The parts that a CTA's rows of w belong to: the gate and up, or at most two that follow each
+ * other. */
+struct wide_planes {
+    int part[2];
+    int n;
+};
+
+static __device__ inline int wide_part_of(const k_adapting &j, int row)
+{
+    int part = 0;
+
+    while (part + 1 < j.of.n_parts && row >= j.of.parts[part + 1].first)
+        part++;
+    return part;
+}
+
+/* begin: the CTA's first row of w; own: how many it has. */
+static __device__ inline wide_planes wide_planes_of(const k_adapting &j, bool is_gated, int begin,
+                                                    int own)
+{
+    wide_planes p = {{0, j.of.n_parts - 1}, 2};
+
+    if (is_gated)
+        return p;
+    p.part[0] = wide_part_of(j, begin);
+    p.part[1] = wide_part_of(j, min(begin + own, j.n_out) - 1);
+    p.n = 1 + (p.part[1] != p.part[0]);
+    return p;
+}
+
+/* Four ranks of a row of x; zeros without adapter. */
+static __device__ inline float4 wide_sum_t(const k_adapting &j, int part, int row, int c)
+{
+    float4 t = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    int slot = row < j.n ? j.rows.of[row] : -1;
+
+    if (slot < 0 || j.of.parts[part].slots[slot].rank == 0)
+        return t;
+#pragma unroll 4
+    for (int share = 0; share < wide_shares(j.n_in); share++) {
+        float4 x = __ldcg((const float4 *)(wide_t(j, share, part, row) + 4 * c));
+
+        t.x += x.x, t.y += x.y, t.z += x.z, t.w += x.w;
+    }
+    return t;
+}
+
+/* By the helper warps; a barrier of all follows. Before: which segments have an adapter. */
+template <int N>
+static __device__ void wide_collect_t(wide_adapted &sh, const k_adapting &j, const wide_planes &p)
+{
+    int helper = threadIdx.x - (WORKERS + 32), skipped = j.rows.count[1];
+    int n_segments = j.rows.count[0] - skipped, n_items = wide_n_items(j);
+
+    for (int i = helper; i < 2 * WIDE_SEGMENTS; i += WIDE_HELPERS) {
+        int plane = i / WIDE_SEGMENTS, s = i % WIDE_SEGMENTS;
+        bool has = s < n_segments && plane < p.n &&
+                   j.of.parts[p.part[plane]].slots[j.rows.slots[skipped + s]].rank > 0;
+
+        sh.masks[plane][s] = has ? j.rows.masks[skipped + s] : 0;
+    }
+    if (helper == 0) {
+        adapt_await(j.meet, min((int)gridDim.x, n_items));
+        adapt_depart(j);
+    }
+    named_sync(4, WIDE_HELPERS);
+    for (int i = helper; i < p.n * N * 4; i += WIDE_HELPERS) {
+        int c = i % 4, row = i / 4 % N, plane = i / 4 / N;
+        float4 t = wide_sum_t(j, p.part[plane], row, c);
+        uint32_t first[2], second[2];
+
+        adapter_divide<2>(first, t.x, t.y);
+        adapter_divide<2>(second, t.z, t.w);
+        sh.t.terms[0][plane][row][c] = make_uint2(first[0], second[0]);
+        sh.t.terms[1][plane][row][c] = make_uint2(first[1], second[1]);
+    }
+}
+
+/* d += b t for a patch; low and high: this lane's ranks of rows g and g + 8 of b. Columns that are
+ * not of `mine` are zeros. */
+static __device__ inline void wide_add_patch(float (&d)[4], uint2 low, uint2 high,
+                                             const wide_adapted &sh, int plane, int column,
+                                             bool mine)
+{
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        uint2 t = sh.t.terms[i][plane][column][threadIdx.x % 4];
+
+        wide_multiply_16x8(d, low.x, high.x, low.y, high.y, mine ? t.x : 0U, mine ? t.y : 0U);
+    }
+}
+
+/* --- tiles of one block --------------------------------------------------------------------- */
+
+/* The adapters of a warp's patches: lane 8 i + k has b for the i-th sixteen rows of w and the k-th
+ * segment in the warp's eight rows of x, and which of these are the segment's. */
+struct wide_pairs {
+    const k_bf16 *b;
+    int plane;
+    uint32_t mask; /* 0: there is none */
+};
+
+/* Bits of the segments in a warp's eight rows. */
+static __device__ inline uint64_t wide_segments_of(const k_adapting &j, int eight)
+{
+    int lane = threadIdx.x % 32, skipped = j.rows.count[1], n = j.rows.count[0] - skipped;
+    const uint8_t *masks = (const uint8_t *)(j.rows.masks + skipped) + eight;
+    uint32_t low = __ballot_sync(~0U, lane < n && masks[8 * lane] != 0);
+    uint32_t high = __ballot_sync(~0U, lane + 32 < n && masks[8 * (lane + 32)] != 0);
+
+    return (uint64_t)high << 32 | low;
+}
+
+/* Before the mainloop; b comes to the L2 cache. */
+template <int N>
+static __device__ inline wide_pairs wide_find_pairs(const k_adapting &j, const share &s,
+                                                    const wide_planes &p, int warp)
+{
+    int lane = threadIdx.x % 32, eight = warp % DEALT(N), segment;
+    int sixteen = warp / DEALT(N) + lane / 8 * (8 / DEALT(N)), row = s.first + sixteen * PATCH_ROWS;
+    uint64_t segments = eight < PATCHES(N) ? wide_segments_of(j, eight) : 0;
+    wide_pairs pairs = {};
+    k_adapter one;
+    int part;
+
+    for (int i = 0; i < lane % 8; i++)
+        segments &= segments - 1;
+    if (segments == 0 || sixteen >= s.sixteens)
+        return pairs;
+    segment = j.rows.count[1] + __ffsll((long long)segments) - 1;
+    part = wide_part_of(j, row);
+    one = j.of.parts[part].slots[j.rows.slots[segment]];
+    if (one.rank == 0)
+        return pairs;
+    pairs.plane = part != p.part[0];
+    pairs.mask = (uint32_t)(j.rows.masks[segment] >> 8 * eight) & 255;
+    pairs.b = (const k_bf16 *)one.b + (size_t)(row - j.of.parts[part].first) * WIDE_RANK;
+    for (int i = 0; i < 4; i++)
+        adapter_fetch_line(pairs.b + i * 64);
+    return pairs;
+}
+
+/* What the adapters add to a patch: the i-th of the warp's sixteens. */
+static __device__ inline void wide_adapt_patch(float (&d)[4], const wide_adapted &sh,
+                                               const wide_pairs &pairs, int i, int eight)
+{
+    int g = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
+    uint2 low[8], high[8];
+    uint32_t masks[8];
+
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+        const k_bf16 *b = (const k_bf16 *)__shfl_sync(~0U, (uint64_t)pairs.b, (8 * i + k) % 32);
+
+        masks[k] = __shfl_sync(~0U, pairs.mask, (8 * i + k) % 32);
+        low[k] = high[k] = make_uint2(0, 0);
+        if (masks[k] != 0) {
+            low[k] = *(const uint2 *)(b + g * WIDE_RANK + 4 * c);
+            high[k] = *(const uint2 *)(b + (g + 8) * WIDE_RANK + 4 * c);
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+        int plane = __shfl_sync(~0U, pairs.plane, (8 * i + k) % 32);
+
+        if (masks[k] != 0)
+            wide_add_patch(d, low[k], high[k], sh, plane, eight * 8 + g, (masks[k] >> g & 1) != 0);
+    }
+}
+
+/* For end_block(). */
+struct wide_more {
+    static constexpr bool adds = true;
+
+    const wide_adapted &sh;
+    const wide_pairs &pairs;
+
+    __device__ void add(float (&d)[PATCH_SUMS], int nth, int eight) const
+    {
+        wide_adapt_patch(d, sh, pairs, nth, eight);
+    }
+};
+
+/* --- the gate's tiles ------------------------------------------------------------------------ */
+
+/* b of a segment in a stage: the tile's rows of the gate, then those of up. As many segments fit as
+ * a stage has slabs. */
+static __device__ inline int wide_segment_bytes(const product_cut &c)
+{
+    return c.rows * WIDE_RANK * 2;
+}
+
+static __device__ inline int wide_n_segments(const k_adapting &j)
+{
+    return j.rows.count[0] - j.rows.count[1];
+}
+
+/* Where b of a segment's plane begins for this CTA, and its bytes: 0 if there is none. */
+struct wide_source {
+    const k_bf16 *b[2];
+    uint32_t bytes[2];
+};
+
+static __device__ inline wide_source wide_source_of(const k_adapting &j, const product_cut &c,
+                                                    int tile, int s)
+{
+    int half = c.rows / 2, row = tile * half, n = min(half, c.n_out / 2 - row);
+    wide_source from = {};
+
+    for (int plane = 0; plane < 2 && s < wide_n_segments(j); plane++) {
+        const k_adapted &part = j.of.parts[plane == 0 ? 0 : j.of.n_parts - 1];
+        k_adapter one = part.slots[j.rows.slots[j.rows.count[1] + s]];
+
+        if (one.rank == 0)
+            continue;
+        from.b[plane] = (const k_bf16 *)one.b +
+                        (size_t)(row + plane * (c.n_out / 2) - part.first) * WIDE_RANK;
+        from.bytes[plane] = (uint32_t)(n * WIDE_RANK * 2);
+    }
+    return from;
+}
+
+static __device__ inline void wide_fetch_bytes(const void *p, uint32_t bytes)
+{
+    if (bytes > 0)
+        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes) : "memory");
+}
+
+/* By one helper warp: bring b to the L2 cache, two segments a lane. */
+static __device__ inline void wide_fetch_segments(const k_adapting &j, const product_cut &c,
+                                                  int tile)
+{
+    for (int s = threadIdx.x % 32; s < wide_n_segments(j); s += 32) {
+        wide_source from = wide_source_of(j, c, tile, s);
+
+        wide_fetch_bytes(from.b[0], from.bytes[0]);
+        wide_fetch_bytes(from.b[1], from.bytes[1]);
+    }
+}
+
+/* By the same warp: load b into the stages behind the tile's, a lane for each segment of a stage. */
+static __device__ void wide_load_segments(char *shared, uint64_t *full, uint64_t *empty,
+                                          const k_adapting &j, const product_cut &c, int tile,
+                                          ring_stage to)
+{
+    int n = wide_n_segments(j), lane = threadIdx.x % 32, bytes = wide_segment_bytes(c);
+
+    for (int first = 0; first < n; first += c.box, ring_next(&to, 1, c.depth)) {
+        char *at = shared + to.at * c.stage_bytes + lane * bytes;
+        wide_source from = {};
+        uint32_t all;
+
+        if (lane < c.box)
+            from = wide_source_of(j, c, tile, first + lane);
+        all = __reduce_add_sync(~0U, from.bytes[0] + from.bytes[1]);
+        barrier_wait(&empty[to.at], to.parity);
+        if (lane == 0)
+            barrier_expect(&full[to.at], all);
+        __syncwarp();
+        if (from.bytes[0] > 0)
+            copy_to_shared(at, from.b[0], (int)from.bytes[0], &full[to.at]);
+        if (from.bytes[1] > 0)
+            copy_to_shared(at + bytes / 2, from.b[1], (int)from.bytes[1], &full[to.at]);
+    }
+}
+
+/* One segment of a stage: the gate's and up's sums of this warp. `at` is this lane's first element
+ * of b of the gate, up is `up` bytes further. */
+template <int N>
+static __device__ __forceinline__ void wide_add_segment(float (&gate)[N / 2], float (&up)[N / 2],
+                                                        const wide_adapted &sh, int s,
+                                                        const char *at, int up_at)
+{
+    const int below = 8 * WIDE_RANK * 2;
+    uint64_t of_gate = sh.masks[0][s], of_up = sh.masks[1][s], any = of_gate | of_up;
+    uint2 low = *(const uint2 *)at, high = *(const uint2 *)(at + below);
+    uint2 up_low = *(const uint2 *)(at + up_at), up_high = *(const uint2 *)(at + up_at + below);
+    int g = threadIdx.x % 32 / 4;
+
+#pragma unroll
+    for (int eight = 0; eight < N / 8; eight++) {
+        int column = eight * 8 + g;
+
+        if ((any >> 8 * eight & 255) == 0)
+            continue;
+        if ((of_gate >> 8 * eight & 255) != 0)
+            wide_add_patch(*(float(*)[4]) & gate[4 * eight], low, high, sh, 0, column,
+                           (of_gate >> column & 1) != 0);
+        if ((of_up >> 8 * eight & 255) != 0)
+            wide_add_patch(*(float(*)[4]) & up[4 * eight], up_low, up_high, sh, 1, column,
+                           (of_up >> column & 1) != 0);
+    }
+}
+
+#endif
