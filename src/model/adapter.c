@@ -237,6 +237,31 @@ static bool adapter_is_plain(const struct tensor *t)
            strcmp(t->dtype, "F16") == 0;
 }
 
+/* Are all numbers finite, also as bfloat16? A GPU multiplies other requests' zeros by b's. */
+static bool adapter_is_finite(const struct tensor *t)
+{
+    size_t n = (size_t)t->dims[0] * (size_t)t->dims[1];
+    const uint8_t *from = t->data;
+    uint32_t none = t->dtype[0] == 'B' ? 0x7f80U : 0x7c00U, n_bad = 0;
+
+    if (strcmp(t->dtype, "F32") == 0) {
+        for (size_t i = 0; i < n; i++) {
+            uint32_t bits;
+
+            memcpy(&bits, from + 4 * i, sizeof bits);
+            n_bad += (bits & 0x7fffffffU) >= 0x7f7f8000U;
+        }
+        return n_bad == 0;
+    }
+    for (size_t i = 0; i < n; i++) {
+        uint16_t bits;
+
+        memcpy(&bits, from + 2 * i, sizeof bits);
+        n_bad += (bits & none) == none;
+    }
+    return n_bad == 0;
+}
+
 /* If the name ends in ".lora_A.weight" or with another `letter`, the length of the module's name
  * before it; else 0. PEFT may put the adapter's name before ".weight". */
 static size_t adapter_stem(const char *name, char letter)
@@ -300,6 +325,9 @@ static int adapter_add_pair(struct reading *r, const struct tensor_list *list,
                               "%.200s has matrices of type %.20s and %.20s; F32, BF16 and F16 are "
                               "read",
                               pair->module, a->dtype, pair->b->dtype);
+    if (!adapter_is_finite(pair->b))
+        return adapter_refuse(r, ERR_INVALID, "%.200s: lora_B has numbers that are not finite",
+                              pair->module);
     if (pair->rank > adapter->rank)
         adapter->rank = pair->rank;
     adapter->n_pairs++;

@@ -468,6 +468,25 @@ static void check_cut(const char *folder)
            why);
 }
 
+/* Its last matrix is a B of bfloat16, whose last number becomes infinite. */
+static void check_infinite(const char *folder)
+{
+    char from[4200], why[ADAPTER_WHY_CAP] = "", *config, *file;
+    struct adapter *a = NULL;
+    size_t n_config, n_file;
+
+    snprintf(from, sizeof from, "%s/adapters/llama-gqa-few", base);
+    config = read_file(from, "adapter_config.json", &n_config);
+    file = read_file(from, "adapter_model.safetensors", &n_file);
+    file[n_file - 1] = (char)0x7f;
+    file[n_file - 2] = (char)0x80;
+    write_file(folder, "adapter_config.json", config, n_config);
+    write_file(folder, "adapter_model.safetensors", file, n_file);
+    is_int(adapter_open(&a, folder, 64, why, sizeof why), ERR_INVALID, "infinite: %s", why);
+    ok(strstr(why, "not finite") != NULL, "which is the reason");
+    free(config), free(file);
+}
+
 /* An adapter of another model is refused when it is fitted. */
 static void check_foreign(void)
 {
@@ -503,6 +522,7 @@ static void check_refusals(void)
         ok(rc != ERR_OK && strstr(why, refusals[i].why) != NULL && strchr(why, '\n') == NULL,
            "%s: %s: %s", refusals[i].to, err_sentence(rc), why);
     }
+    check_infinite(folder);
     check_cut(folder);
     rmdir(folder);
 }
