@@ -457,8 +457,8 @@ static __global__ void __launch_bounds__(OUT_THREADS) adapter_out_odd_kernel(con
         one = a.of.parts[part].slots[s.slot];
         for (int j = 0; j < s.n; j++) {
             size_t at = (size_t)s.rows[j] * a.n_out + column;
-            const k_bf16 *b = (const k_bf16 *)one.b + (size_t)(column - a.of.parts[part].first) *
-                                                          K_ADAPT_STRIDE(one.rank);
+            const k_bf16 *b = (const k_bf16 *)one.b +
+                              (size_t)(column - a.of.parts[part].first) * K_ADAPT_STRIDE(one.rank);
             float sum = 0.0f;
 
             for (int k = 0; k < one.rank; k++) {

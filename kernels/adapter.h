@@ -93,8 +93,8 @@ struct k_adapting {
     struct k_product p;
     bool x_is_half;      /* x is as K_HALF_AT; n_in is a multiple of 16 */
     const k_bf16 *plain; /* bf16 [n][n_out] */
-    float *t; /* memory for k_adapt_t_len() numbers */
-    uint32_t *meet; /* [2], zeros between launches; NULL: k_adapt_joins() says no */
+    float *t;            /* memory for k_adapt_t_len() numbers */
+    uint32_t *meet;      /* [2], zeros between launches; NULL: k_adapt_joins() says no */
     int n, n_in, n_out, rank_max, n_sms;
 };
 

@@ -239,7 +239,8 @@ static __device__ inline float product_sum_warps(const float *red, int place, in
 }
 
 /* What the adapters of a thread's output need; nothing without adapters. */
-template <class JOIN> struct product_joined {};
+template <class JOIN> struct product_joined {
+};
 template <> struct product_joined<k_adapting> {
     adapt_words own, up;
 };
@@ -295,6 +296,25 @@ static __device__ void product_load_x(char *xs, const product_args &a, uint64_t 
 
 /* --- the kernel ------------------------------------------------------------------------- */
 
+/* Initialise a warp's barriers, and load its first boxes. */
+template <int WK>
+static __device__ inline void product_begin_ring(box_ring &ring, uint64_t *x_bar,
+                                                 const CUtensorMap *map, const product_args &a,
+                                                 int warp)
+{
+    if (leads()) {
+        for (int i = 0; i < a.depth; i++)
+            barrier_init(&ring.bars[i], 1);
+        if (warp == 0)
+            barrier_init(x_bar, 1);
+        barrier_init_done();
+        fence_async();
+    }
+    __syncwarp();
+    for (int i = 0; i < a.depth; i++)
+        product_load_boxes<WK>(ring, map, a, warp, i);
+}
+
 /* NT: columns computed, in eights; WK: warps that share a tile; PT: tiles of a warp per pass; JOIN:
  * k_adapting if the product adds adapters, which then begin a memory of adapt_shared. */
 template <int NT, int WK, int PT, class JOIN>
@@ -328,33 +348,18 @@ static __global__ void __launch_bounds__(THREADS, 1)
     ring.last_tile = last;
     ring.box = warp % WK * 2;
     ring.tile_rows = a.p.kind == K_PRODUCT_GATED ? 8 : BOX_ROWS;
-    if (leads()) {
-        for (int i = 0; i < a.depth; i++)
-            barrier_init(&ring.bars[i], 1);
-        if (warp == 0)
-            barrier_init(x_bar, 1);
-        barrier_init_done();
-        fence_async();
-    }
-    __syncwarp();
-    for (int i = 0; i < a.depth; i++)
-        product_load_boxes<WK>(ring, &map, a, warp, i);
+    product_begin_ring<WK>(ring, x_bar, &map, a, warp);
     for (int tile_idx = 0; tile_idx < NT; tile_idx++)
         x_row[tile_idx] = min(tile_idx * 8 + lane_row, a.n - 1) * a.x_stride + lane_col * 32;
-    if constexpr (adapt_is<JOIN>::on)
-        adapt_begin(adapted, join);
+    adapt_begin(adapted, join);
     __syncthreads();
-    if constexpr (adapt_is<JOIN>::on)
-        adapt_load_item(words, adapted, join,
-                        adapt_item_of(adapted, join, warp * gridDim.x + blockIdx.x));
+    adapt_load_first(words, adapted, join);
     asm volatile("griddepcontrol.wait;" ::: "memory");
     if (warp == 0 && leads())
         product_load_x(xs, a, x_bar);
     end_fetch_squares(squares, warp, a);
     product_bar_wait(x_bar, 0);
-    if constexpr (adapt_is<JOIN>::on)
-        adapt_make_t(adapted, join, words, xs, a.x_stride, warp * gridDim.x + blockIdx.x,
-                     WARPS * gridDim.x);
+    adapt_make_t(adapted, join, words, xs, a.x_stride);
 
     for (int tile = first; tile < last; tile += tiles, pass++) {
         float *sums = pass & 1 ? red_odd : red;
@@ -367,19 +372,15 @@ static __global__ void __launch_bounds__(THREADS, 1)
             if (tile + tile_idx * (WARPS / WK) + warp / WK < last)
                 product_multiply_tile<NT, WK>(acc, ring, &map, a, xs, x_row, warp);
             product_store_sums<NT>(sums + (tile_idx * WARPS + warp) * COL_STRIDE * a.n, acc, a.n);
-            if constexpr (adapt_is<JOIN>::on) {
-                if (tile == first && tile_idx == 0)
-                    adapt_collect_t(adapted, join, WARPS * gridDim.x);
-            }
+            if (tile == first && tile_idx == 0)
+                adapt_collect_t(adapted, join);
         }
         if (tile == first)
             end_find_inverse<WARPS>(inverse, squares, warp, a);
         product_end_pass<WK>(sums, to, out, a.n, inverse, adapted, join, joined);
     }
-    if constexpr (adapt_is<JOIN>::on) {
-        if (threadIdx.x == 0)
-            adapt_depart(join);
-    }
+    if (threadIdx.x == 0)
+        adapt_depart(join);
 }
 
 /* --- launching -------------------------------------------------------------------------- */
@@ -528,9 +529,9 @@ static bool product_joins(const struct k_adapting *a)
 {
     const struct k_matrix *w = a->p.w;
 
-    return product_takes(w, a->n) && product_rest_bytes(w->n_in, a->n) + product_adapt_bytes(*a) +
-                                             WARPS * 2 * STAGE_BYTES <=
-                                         SMEM_MAX;
+    return product_takes(w, a->n) &&
+           product_rest_bytes(w->n_in, a->n) + product_adapt_bytes(*a) + WARPS * 2 * STAGE_BYTES <=
+               SMEM_MAX;
 }
 
 bool k_adapt_joins_sm90(const struct k_adapting *a)

@@ -22,7 +22,8 @@
 #define ADAPT_ROWS  3
 
 /* The kernel without adapters has this in place of k_adapting. */
-struct adapt_none {};
+struct adapt_none {
+};
 
 template <class T> struct adapt_is {
     static constexpr bool on = false;
@@ -84,8 +85,8 @@ static __device__ inline adapt_item adapt_item_of(const adapt_shared &sh, const 
     item.rank = i % j.rank_max;
     item.part = i / j.rank_max % j.of.n_parts;
     item.row = min(i / j.rank_max / j.of.n_parts, j.n - 1);
-    item.is_there = i < j.n * j.of.n_parts * j.rank_max &&
-                    item.rank < sh.of[item.row][item.part].rank;
+    item.is_there =
+        i < j.n * j.of.n_parts * j.rank_max && item.rank < sh.of[item.row][item.part].rank;
     return item;
 }
 
@@ -115,15 +116,31 @@ static __device__ inline float adapt_eight(const uint4 &a, const uint4 &b, float
     return adapt_two(a.w, b.w, adapt_two(a.z, b.z, adapt_two(a.y, b.y, adapt_two(a.x, b.x, sum))));
 }
 
-/* Items first, first + stride ..; words are the first one's. xs: rows of x in shared memory, x_bytes
- * apart. */
-static __device__ inline void adapt_make_t(const adapt_shared &sh, const k_adapting &j,
-                                           uint4 (&words)[2], const char *xs, int x_bytes,
-                                           int first, int stride)
+/* The items of a warp are every n-th from its first one on. */
+static __device__ inline int adapt_first(void)
 {
-    int n_items = adapt_n_items(j);
+    return threadIdx.x / 32 * gridDim.x + blockIdx.x;
+}
 
-    for (int i = first; i < n_items; i += stride) {
+static __device__ inline int adapt_n_warps(void)
+{
+    return blockDim.x / 32 * gridDim.x;
+}
+
+/* The warp's first item. */
+static __device__ inline void adapt_load_first(uint4 (&words)[2], const adapt_shared &sh,
+                                               const k_adapting &j)
+{
+    adapt_load_item(words, sh, j, adapt_item_of(sh, j, adapt_first()));
+}
+
+/* words are the first item's. xs: rows of x in shared memory, x_bytes apart. */
+static __device__ inline void adapt_make_t(const adapt_shared &sh, const k_adapting &j,
+                                           uint4 (&words)[2], const char *xs, int x_bytes)
+{
+    int n_items = adapt_n_items(j), first = adapt_first();
+
+    for (int i = first; i < n_items; i += adapt_n_warps()) {
         adapt_item item = adapt_item_of(sh, j, i);
         const k_bf16 *x = (const k_bf16 *)(xs + item.row * x_bytes);
         float sum = 0.0f;
@@ -155,13 +172,13 @@ static __device__ inline void adapt_await(const uint32_t *meet, int n)
         asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(meet) : "memory");
 }
 
-/* Bring all of t to shared memory; a barrier of the CTA follows. n_warps: of the grid. */
-static __device__ inline void adapt_collect_t(adapt_shared &sh, const k_adapting &j, int n_warps)
+/* Bring all of t to shared memory; a barrier of the CTA follows. */
+static __device__ inline void adapt_collect_t(adapt_shared &sh, const k_adapting &j)
 {
     int shares = adapt_shares(j.n_in), n = j.n * j.of.n_parts * j.rank_max;
 
     if (threadIdx.x % 32 == 0)
-        adapt_await(j.meet, min(n_warps, n * shares));
+        adapt_await(j.meet, min(adapt_n_warps(), n * shares));
     __syncwarp();
     for (int i = threadIdx.x; i < n; i += blockDim.x) {
         int rank = i % j.rank_max, part = i / j.rank_max % j.of.n_parts;
@@ -235,6 +252,26 @@ static __device__ inline float adapt_sum(adapt_shared &sh, const k_adapting &j,
     for (int k = 16; k < w.rank; k += 8)
         sum = adapt_eight_ranks(*(const uint4 *)(w.b + k), t + k, sum);
     return sum;
+}
+
+/* --- without adapters --------------------------------------------------------------------- */
+
+static __device__ inline void adapt_begin(adapt_shared &, const adapt_none &)
+{
+}
+static __device__ inline void adapt_load_first(uint4 (&)[2], const adapt_shared &,
+                                               const adapt_none &)
+{
+}
+static __device__ inline void adapt_make_t(const adapt_shared &, const adapt_none &, uint4 (&)[2],
+                                           const char *, int)
+{
+}
+static __device__ inline void adapt_collect_t(adapt_shared &, const adapt_none &)
+{
+}
+static __device__ inline void adapt_depart(const adapt_none &)
+{
 }
 
 #endif

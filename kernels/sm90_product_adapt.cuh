@@ -39,7 +39,8 @@ union wide_adapted_t {
 
 struct wide_adapted {
     wide_adapted_t t;
-    uint64_t masks[2][WIDE_SEGMENTS]; /* [plane]: the rows of x of a segment with an adapter there */
+    uint64_t masks[2]
+                  [WIDE_SEGMENTS]; /* [plane]: the rows of x of a segment with an adapter there */
 };
 
 static __host__ __device__ inline int wide_shares(int n_in)
@@ -419,8 +420,8 @@ static __device__ inline wide_source wide_source_of(const k_adapting &j, const p
 
         if (one.rank == 0)
             continue;
-        from.b[plane] = (const k_bf16 *)one.b +
-                        (size_t)(row + plane * (c.n_out / 2) - part.first) * WIDE_RANK;
+        from.b[plane] =
+            (const k_bf16 *)one.b + (size_t)(row + plane * (c.n_out / 2) - part.first) * WIDE_RANK;
         from.bytes[plane] = (uint32_t)(n * WIDE_RANK * 2);
     }
     return from;

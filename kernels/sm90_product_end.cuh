@@ -708,7 +708,9 @@ static __device__ inline patch_reads end_read_patch(const facts &t, const patch 
 struct end_no_more {
     static constexpr bool adds = false;
 
-    __device__ void add(float (&)[PATCH_SUMS], int, int) const {}
+    __device__ void add(float (&)[PATCH_SUMS], int, int) const
+    {
+    }
 };
 
 /* Add a patch's sums of both warpgroups and, in a pair, of the other CTA's two, in a fixed order,
@@ -848,8 +850,8 @@ static __device__ inline void end_block(const float (&acc)[N / 2], const facts &
 #pragma unroll
         for (int i = 0; i < TOGETHER; i++) {
             if (i == 0 || sixteen + i * APART < s.sixteens)
-                end_sum_patch<N>(y[i], t, now.reads[i], s, now.p[i], warp, sixteen + i * APART, more,
-                                 done + i);
+                end_sum_patch<N>(y[i], t, now.reads[i], s, now.p[i], warp, sixteen + i * APART,
+                                 more, done + i);
         }
 #pragma unroll
         for (int i = 0; i < TOGETHER; i++) {

@@ -16,8 +16,8 @@ static struct k_adapter *put_slots(const struct adapt_made *m, int part)
 
         slots[s] = of->slots[s];
         slots[s].a = gpu_array(of->slots[s].a, rank * (size_t)m->c->n_in * sizeof(k_bf16));
-        slots[s].b = gpu_array(of->slots[s].b,
-                               K_ADAPT_STRIDE(rank) * (size_t)of->n_out * sizeof(k_bf16));
+        slots[s].b =
+            gpu_array(of->slots[s].b, K_ADAPT_STRIDE(rank) * (size_t)of->n_out * sizeof(k_bf16));
     }
     return gpu_array(slots, sizeof slots);
 }

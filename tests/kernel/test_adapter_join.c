@@ -6,10 +6,10 @@
  * counters back at zero, and a row's bits may not depend on the other rows'. */
 #include "tests/kernel/gpu.h"
 
-#define SMS    132
-#define SLOTS  9
-#define TURNS  50
-#define ROWS   64
+#define SMS   132
+#define SLOTS 9
+#define TURNS 50
+#define ROWS  64
 
 struct join_case {
     enum k_product_kind kind;
@@ -131,9 +131,8 @@ static void reference(const struct made *m, const int32_t *slots, int n, struct 
     size_t n_in = (size_t)m->c->n_in, n_out = (size_t)m->n_out, width = (size_t)m->y_width;
 
     for (size_t i = 0; i < (size_t)n; i++) {
-        struct k_matrix w = {.data = m->eff[slots[i] < 0 ? SLOTS : slots[i]],
-                             .n_out = m->n_out,
-                             .n_in = m->c->n_in};
+        struct k_matrix w = {
+            .data = m->eff[slots[i] < 0 ? SLOTS : slots[i]], .n_out = m->n_out, .n_in = m->c->n_in};
         struct k_product p = {.kind = m->c->kind,
                               .x = m->x + i * n_in,
                               .w = &w,
@@ -200,7 +199,8 @@ static bool device(struct made *m, const int32_t *slots, int first, int n, int t
         gpu_must(k_adapt_join(&a, device_cuda_stream(gpu)));
     }
     if (residual || is_float) {
-        ok(gpu_get(r->y, residual ? (void *)a.p.residual : a.p.y, used * 4), "guard bands are whole");
+        ok(gpu_get(r->y, residual ? (void *)a.p.residual : a.p.y, used * 4),
+           "guard bands are whole");
     } else {
         f = gpu_floats(a.p.y, used);
         memcpy(r->y, f, used * 4);

@@ -99,7 +99,7 @@ code_metrics=$({
         src/ipc/metric.def
     # What a front adds: the engine's presence, its settings, a row for each tenant and rank.
     grep -oE '# TYPE (quire|vllm):[a-z_]+ [a-z]+' src/front/api/api_status.c | sed 's/# TYPE //; s/$/ /'
-    grep -A1 -oE '"vllm:[a-z_]+_info"' src/front/api/api_status.c | tr -d '"' | sed 's/$/ gauge settings/'
+    grep -oE '"vllm:[a-z_]+_info"' src/front/api/api_status.c | tr -d '"' | sed 's/$/ gauge settings/'
     tr '\n' ' ' <src/front/api/api_status.c | grep -oE '"quire:tenant_[a-z_]+", "(counter|gauge)"' |
         tr -d '",' | sed 's/$/ tenant/'
     tr '\n' ' ' <src/front/api/api_status.c | grep -oE '"quire:rank_[a-z_]+", "(counter|gauge)"' |
