@@ -36,7 +36,8 @@ int adapt_reserve(struct cuda *c)
     adapt->plain_width = (int)width;
     adapt->slots = mem_zalloc_array(rows, sizeof *adapt->slots);
     adapt->work = mem_zalloc_array((size_t)lim->n_adapters + 2, sizeof *adapt->work);
-    if (adapt->t == NULL || adapt->meet == NULL || adapt->plain == NULL || adapt->slots == NULL || adapt->work == NULL)
+    if (adapt->t == NULL || adapt->meet == NULL || adapt->plain == NULL || adapt->slots == NULL ||
+        adapt->work == NULL)
         return ERR_NO_MEMORY;
     return ERR_OK;
 }

@@ -15,7 +15,7 @@
 
 #include "ipc/wire.h"
 
-#define WIRE_ADAPTERS_MAX   64 /* a bit each in running and waiting */
+#define WIRE_ADAPTERS_MAX   64  /* a bit each in running and waiting */
 #define WIRE_ADAPTER_NAME   128 /* bytes of a name, its NUL included */
 #define WIRE_ADAPTER_PATH   512 /* likewise of a folder's path */
 #define WIRE_ADAPTER_DIGEST 32

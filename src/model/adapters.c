@@ -311,19 +311,6 @@ static void adapters_take_b(const struct adapter_pair *pair, const struct slice 
     }
 }
 
-/* [n_rows][K_ADAPT_STRIDE(rank)]: the rank's rows of B, each with zeros behind it. */
-static void adapters_take_b_rows(const struct adapter_pair *pair, const struct slice *slice,
-                                 float *to)
-{
-    size_t rank = (size_t)pair->rank, stride = adapters_b_stride(pair->rank, true);
-
-    for (int i = 0; i < slice->n_rows; i++, to += stride) {
-        adapter_numbers(pair->b, (size_t)slice_row(slice, i) * rank, to, rank);
-        for (size_t k = rank; k < stride; k++)
-            to[k] = 0.0f;
-    }
-}
-
 /* A pair's matrices as they are in a slot, at an offset of it. NULL: rank 0. Returns the offset
  * behind them. */
 static size_t adapters_lay(const struct adapters_target *target, const struct adapter_pair *pair,
@@ -342,32 +329,34 @@ static size_t adapters_lay(const struct adapters_target *target, const struct ad
     return b + adapters_aligned(n_b * elem_bytes);
 }
 
-/* To nearest, ties to even; NaN stays NaN. */
-static void adapters_round(uint16_t *to, const float *from, size_t n)
+/* [rank][n_cols] in bfloat16: the rank's columns of A. */
+static void adapters_pack_a(const struct adapter_pair *pair, const struct slice *slice,
+                            uint16_t *to)
 {
-    for (size_t i = 0; i < n; i++) {
-        uint32_t bits;
+    size_t n = (size_t)slice->n_cols;
 
-        memcpy(&bits, &from[i], sizeof bits);
-        if ((bits & 0x7fffffffU) > 0x7f800000U)
-            to[i] = (uint16_t)(bits >> 16 | 64);
-        else
-            to[i] = (uint16_t)((bits + 0x7fffU + (bits >> 16 & 1)) >> 16);
-    }
+    for (size_t k = 0; k < (size_t)pair->rank; k++)
+        adapter_bf16(pair->a, k * (size_t)slice->cols + (size_t)slice->col, to + k * n, n);
+}
+
+/* [n_rows][K_ADAPT_STRIDE(rank)] in bfloat16: the rank's rows of B; zeros are there already. */
+static void adapters_pack_b(const struct adapter_pair *pair, const struct slice *slice,
+                            uint16_t *to)
+{
+    size_t rank = (size_t)pair->rank, stride = adapters_b_stride(pair->rank, true);
+
+    for (int i = 0; i < slice->n_rows; i++)
+        adapter_bf16(pair->b, (size_t)slice_row(slice, i) * rank, to + (size_t)i * stride, rank);
 }
 
 /* The bytes of a slot on a GPU: its numbers are bfloat16. */
 int adapters_pack(const struct adapters *a, struct adapter *of, int idx)
 {
     char *image = mem_zalloc(a->slot_bytes + 1);
-    float *stage = mem_alloc(a->stage_len * sizeof *stage);
     size_t at = 0;
 
-    if (image == NULL || stage == NULL) {
-        mem_free(image);
-        mem_free(stage);
+    if (image == NULL)
         return ERR_NO_MEMORY;
-    }
     for (size_t i = 0; i < a->n_targets; i++) {
         const struct adapters_target *target = &a->targets[i];
         const struct adapter_pair *pair = adapters_pair_of(of, target);
@@ -378,16 +367,11 @@ int adapters_pack(const struct adapters *a, struct adapter *of, int idx)
         if (one.rank > 0) {
             size_t b = at + adapters_aligned(2 * (size_t)one.rank * (size_t)slice->n_cols);
 
-            adapters_take_a(pair, slice, stage);
-            adapters_round((uint16_t *)(void *)(image + at), stage,
-                           (size_t)one.rank * (size_t)slice->n_cols);
-            adapters_take_b_rows(pair, slice, stage);
-            adapters_round((uint16_t *)(void *)(image + b), stage,
-                           adapters_b_stride(one.rank, true) * (size_t)slice->n_rows);
+            adapters_pack_a(pair, slice, (uint16_t *)(void *)(image + at));
+            adapters_pack_b(pair, slice, (uint16_t *)(void *)(image + b));
         }
         at = next;
     }
-    mem_free(stage);
     adapter_keep_image(of, idx, image, a->slot_bytes);
     return ERR_OK;
 }

@@ -75,9 +75,9 @@ void api_version(struct front *f, struct exchange *x, const struct json *body)
 /* One engine of the front, for the metrics. */
 struct api_engine {
     const struct served *model;
-    int idx;                  /* in engine_socket: vLLM's dashboards select by this number */
+    int idx; /* in engine_socket: vLLM's dashboards select by this number */
     struct link *link;
-    bool attached; /* now */
+    bool attached;            /* now */
     struct wire_stats *stats; /* a copy; NULL: there has been no engine */
 };
 
