@@ -156,16 +156,16 @@ static __device__ inline void product_load_boxes(box_ring &r, const CUtensorMap 
     }
 }
 
-/* Multiply a tile by the rows of x; acc gets the sums over this warp's boxes. */
+/* Multiply boxes first .. end - 1 of a tile by the rows of x; acc gets the sums over this warp's. */
 template <int NT, int WK>
 static __device__ inline void product_multiply_tile(float acc[2][NT][4], box_ring &r,
                                                     const CUtensorMap *map, const product_args &a,
                                                     const char *xs, const uint32_t x_row[NT],
-                                                    int warp)
+                                                    int warp, int first, int end)
 {
     const int x_bytes = 128; /* of a row of x, for a box */
 
-    for (int box = warp % WK * 2; box < a.n_boxes; box += 2 * WK) {
+    for (int box = first + warp % WK * 2; box < end; box += 2 * WK) {
         const char *from = r.boxes + r.stage * STAGE_BYTES, *x = xs + box * x_bytes;
 
         product_bar_wait(&r.bars[r.stage], r.parity);
@@ -238,34 +238,88 @@ static __device__ inline float product_sum_warps(const float *red, int place, in
     return sum;
 }
 
-/* What the adapters of a thread's output need; nothing without adapters. */
-template <class JOIN> struct product_joined {
-};
-template <> struct product_joined<k_adapting> {
-    adapt_words own, up;
+/* What adapters do in a product; here there are none. */
+template <class JOIN> struct product_adapters {
+    static constexpr bool HAS = false;
+
+    __device__ product_adapters(const JOIN &, void *)
+    {
+    }
+    __device__ void begin(void)
+    {
+    }
+    __device__ int stops_of(int, int) const
+    {
+        return 0;
+    }
+    __device__ void stop(const char *, int, int)
+    {
+    }
+    __device__ void fetch(const output &)
+    {
+    }
+    __device__ void add(float &, float &, int) const
+    {
+    }
 };
 
-/* Request the rows of b for an output. */
-static __device__ inline void product_fetch_b(product_joined<adapt_none> &, const adapt_shared &,
-                                              const adapt_none &, const output &)
-{
-}
+/* In the first two tiles of a CTA the warps stop half way: to make t, and to collect it. */
+template <> struct product_adapters<k_adapting> {
+    static constexpr bool HAS = true;
 
-static __device__ inline void product_fetch_b(product_joined<k_adapting> &w, const adapt_shared &sh,
-                                              const k_adapting &j, const output &o)
-{
-    if (!o.mine)
-        return;
-    w.own = adapt_fetch_b(sh, j, o.c, o.row);
-    if (j.p.kind == K_PRODUCT_GATED)
-        w.up = adapt_fetch_b(sh, j, o.c, o.row + j.n_out / 2);
-}
+    const k_adapting &j;
+    adapt_shared &sh;
+    adapt_item item;
+    adapt_words own, up; /* of this thread's output */
+
+    __device__ product_adapters(const k_adapting &join, void *memory)
+        : j(join), sh(*(adapt_shared *)memory)
+    {
+    }
+
+    __device__ void begin(void)
+    {
+        adapt_begin(sh, j, item);
+    }
+
+    __device__ int stops_of(int pass, int tile_idx) const
+    {
+        return pass == 0 && tile_idx < 2;
+    }
+
+    __device__ void stop(const char *xs, int x_bytes, int tile_idx)
+    {
+        if (tile_idx == 0) {
+            __syncthreads();
+            adapt_make_t(j, item, xs, x_bytes);
+        } else {
+            adapt_collect_t(sh, j);
+        }
+    }
+
+    /* Request the rows of b for an output. */
+    __device__ void fetch(const output &o)
+    {
+        if (!o.mine)
+            return;
+        own = adapt_fetch_b(sh, j, o.c, o.row);
+        if (j.p.kind == K_PRODUCT_GATED)
+            up = adapt_fetch_b(sh, j, o.c, o.row + j.n_out / 2);
+    }
+
+    /* Add to the sums of an output and, with a gate, of up. */
+    __device__ void add(float &sum, float &up_sum, int kind) const
+    {
+        sum += adapt_sum(sh, j, own);
+        if (kind == K_PRODUCT_GATED)
+            up_sum += adapt_sum(sh, j, up);
+    }
+};
 
 /* Add the warps' sums and the adapters', and finish the outputs. */
-template <int WK, class JOIN>
+template <int WK, class ADAPTERS>
 static __device__ void product_end_pass(const float *red, const targets &to, const output &o, int n,
-                                        const float *inverse, adapt_shared &sh, const JOIN &j,
-                                        const product_joined<JOIN> &w)
+                                        const float *inverse, const ADAPTERS &adapters)
 {
     float sum, up = 0.0f;
 
@@ -275,11 +329,7 @@ static __device__ void product_end_pass(const float *red, const targets &to, con
     if (to.kind == K_PRODUCT_GATED)
         up = product_sum_warps<WK>(red, o.place + 8, o.c, n);
     sum = product_sum_warps<WK>(red, o.place, o.c, n);
-    if constexpr (adapt_is<JOIN>::on) {
-        sum += adapt_sum(sh, j, w.own);
-        if (to.kind == K_PRODUCT_GATED)
-            up += adapt_sum(sh, j, w.up);
-    }
+    adapters.add(sum, up, to.kind);
     end_write_output(to, o, sum, up, inverse[o.c]);
 }
 
@@ -326,21 +376,19 @@ static __global__ void __launch_bounds__(THREADS, 1)
      * [2][PT][WARPS][n][COL_STRIDE], inverse [8 NT], barriers [WARPS][depth] and that of x, the
      * adapters'. */
     extern __shared__ __align__(1024) char shared[];
-    const int tiles = WARPS / WK * PT;
+    const int tiles = WARPS / WK * PT, half = a.n_boxes / 2 / (2 * WK) * (2 * WK);
     int warp = warp_number(), lane_row = threadIdx.x % 32 / 4, lane_col = threadIdx.x % 4, pass = 0;
     char *xs = shared + WARPS * a.depth * STAGE_BYTES;
     float *red = (float *)(xs + a.n * a.x_stride), *red_odd = red + PT * WARPS * COL_STRIDE * a.n;
     float *inverse = red_odd + PT * WARPS * COL_STRIDE * a.n;
     uint64_t *bars = (uint64_t *)(inverse + 8 * NT), *x_bar = bars + WARPS * a.depth;
-    adapt_shared &adapted = *(adapt_shared *)(bars + (WARPS * DEPTH_MAX + 2));
+    product_adapters<JOIN> adapters(join, bars + (WARPS * DEPTH_MAX + 2));
     int first = blockIdx.x * a.tiles_each + min((int)blockIdx.x, a.tiles_left);
     int last = first + a.tiles_each + ((int)blockIdx.x < a.tiles_left);
     targets to = end_targets_of(a.p, a.n_out);
     box_ring ring = {};
     uint32_t x_row[NT];
     float squares[SQUARES];
-    uint4 words[2];
-    product_joined<JOIN> joined;
 
     ring.boxes = shared + warp * a.depth * STAGE_BYTES;
     ring.bars = bars + warp * a.depth;
@@ -351,36 +399,44 @@ static __global__ void __launch_bounds__(THREADS, 1)
     product_begin_ring<WK>(ring, x_bar, &map, a, warp);
     for (int tile_idx = 0; tile_idx < NT; tile_idx++)
         x_row[tile_idx] = min(tile_idx * 8 + lane_row, a.n - 1) * a.x_stride + lane_col * 32;
-    adapt_begin(adapted, join);
     __syncthreads();
-    adapt_load_first(words, adapted, join);
-    asm volatile("griddepcontrol.wait;" ::: "memory");
+    if (!adapters.HAS || warp == 0)
+        asm volatile("griddepcontrol.wait;" ::: "memory");
     if (warp == 0 && leads())
         product_load_x(xs, a, x_bar);
+    if (adapters.HAS) { /* x is requested; the other warps ask for a before they wait */
+        adapters.begin();
+        asm volatile("griddepcontrol.wait;" ::: "memory");
+    }
     end_fetch_squares(squares, warp, a);
     product_bar_wait(x_bar, 0);
-    adapt_make_t(adapted, join, words, xs, a.x_stride);
 
-    for (int tile = first; tile < last; tile += tiles, pass++) {
+    /* A CTA without tiles has a share of the adapters all the same. */
+    for (int tile = first; tile < last || (adapters.HAS && pass == 0); tile += tiles, pass++) {
         float *sums = pass & 1 ? red_odd : red;
         output out = product_choose_output<tiles>(a, tile, last);
 
-        product_fetch_b(joined, adapted, join, out);
         for (int tile_idx = 0; tile_idx < PT; tile_idx++) {
             float acc[2][NT][4] = {};
 
-            if (tile + tile_idx * (WARPS / WK) + warp / WK < last)
-                product_multiply_tile<NT, WK>(acc, ring, &map, a, xs, x_row, warp);
+#pragma unroll 1
+            for (int stops = adapters.stops_of(pass, tile_idx), from = 0; stops >= 0; stops--) {
+                int end = stops > 0 ? half : a.n_boxes;
+
+                if (tile + tile_idx * (WARPS / WK) + warp / WK < last)
+                    product_multiply_tile<NT, WK>(acc, ring, &map, a, xs, x_row, warp, from, end);
+                if (stops > 0)
+                    adapters.stop(xs, a.x_stride, tile_idx);
+                from = end;
+            }
+            if (tile_idx == 0)
+                adapters.fetch(out);
             product_store_sums<NT>(sums + (tile_idx * WARPS + warp) * COL_STRIDE * a.n, acc, a.n);
-            if (tile == first && tile_idx == 0)
-                adapt_collect_t(adapted, join);
         }
         if (tile == first)
             end_find_inverse<WARPS>(inverse, squares, warp, a);
-        product_end_pass<WK>(sums, to, out, a.n, inverse, adapted, join, joined);
+        product_end_pass<WK>(sums, to, out, a.n, inverse, adapters);
     }
-    if (threadIdx.x == 0)
-        adapt_depart(join);
 }
 
 /* --- launching -------------------------------------------------------------------------- */

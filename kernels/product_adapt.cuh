@@ -2,12 +2,13 @@
  *
  * The adapters of a product of few rows (product.cu), within its kernel:
  *
- *   warps, one or two items each   a's 512 elements . x      -> t in global memory, a counter
- *   the product's first tile       meanwhile
- *   every CTA                      all of t, sums of items   -> shared memory
- *   the end of a pass              16 ranks of b . t         -> added to the product's sum
+ *   before the previous launch has ended   a of each warp's item is requested
+ *   after half of the CTA's first tile     items of t = a x -> global memory, a counter
+ *   after half of its second               all of t, sums of items -> shared memory
+ *   the end of a pass                      16 ranks of b . t -> added to the product's sum
  *
- * An item is a share of one rank's product. All CTAs are resident, because there are not more than
+ * So the ring is full whenever a warp waits for its own loads, and memory does not notice.
+ * An item is 512 elements of one rank. All CTAs are resident, because there are not more than
  * multiprocessors and none waits before it has begun; so they may wait for each other. The counter
  * is 0 again when the launch ends. t is without the norm's factor, which the product's end applies
  * to both. An item's sum and their order depend on n_in alone. */
@@ -39,14 +40,22 @@ struct adapt_shared {
     __align__(16) float t[4];
 };
 
+/* An item of a warp, and its lane's elements: at .. at + 7, and those ADAPT_PIECE further. */
 struct adapt_item {
-    int row, part, rank, at; /* its elements are at .. at + ADAPT_RUN - 1 */
-    bool is_there;           /* the row's adapter has this rank */
+    int row, part, rank, at;
+    bool is_there; /* the row's adapter has this rank */
+    uint4 words[2];
 };
 
 static __host__ __device__ inline int adapt_shares(int n_in)
 {
     return (n_in + ADAPT_RUN - 1) / ADAPT_RUN;
+}
+
+/* From the sums of a rank in t to those of the next: four are read at a time. */
+static __host__ __device__ inline int adapt_t_stride(int n_in)
+{
+    return (adapt_shares(n_in) + 3) / 4 * 4;
 }
 
 static __host__ __device__ inline int adapt_n_items(const k_adapting &j)
@@ -59,61 +68,13 @@ static __device__ inline float *adapt_t(adapt_shared &sh, const k_adapting &j, i
     return sh.t + (row * j.of.n_parts + part) * K_ADAPT_STRIDE(j.rank_max);
 }
 
-/* Before the previous launch has ended; a barrier of the CTA follows. */
-static __device__ inline void adapt_begin(adapt_shared &sh, const k_adapting &j)
+/* The adapter of a row of x in a part; rank 0: none. */
+static __device__ inline k_adapter adapt_of(const k_adapting &j, int row, int part)
 {
-    int i = threadIdx.x, part = i % K_ADAPTED_MAX, row = i / K_ADAPTED_MAX;
+    int slot = j.rows.of[row];
+    k_adapter none = {};
 
-    for (int k = i; k < j.n * j.of.n_parts * K_ADAPT_STRIDE(j.rank_max); k += blockDim.x)
-        sh.t[k] = 0.0f;
-    if (row < j.n && part < j.of.n_parts) {
-        int slot = j.rows.of[row];
-        k_adapter none = {};
-
-        sh.of[row][part] = slot < 0 ? none : j.of.parts[part].slots[slot];
-    }
-}
-
-static __device__ inline adapt_item adapt_item_of(const adapt_shared &sh, const k_adapting &j,
-                                                  int i)
-{
-    int shares = adapt_shares(j.n_in);
-    adapt_item item;
-
-    item.at = i % shares * ADAPT_RUN + threadIdx.x % 32 * 8;
-    i /= shares;
-    item.rank = i % j.rank_max;
-    item.part = i / j.rank_max % j.of.n_parts;
-    item.row = min(i / j.rank_max / j.of.n_parts, j.n - 1);
-    item.is_there =
-        i < j.n * j.of.n_parts * j.rank_max && item.rank < sh.of[item.row][item.part].rank;
-    return item;
-}
-
-/* The lane's elements of a. */
-static __device__ inline void adapt_load_item(uint4 (&words)[2], const adapt_shared &sh,
-                                              const k_adapting &j, const adapt_item &item)
-{
-    const k_bf16 *a = (const k_bf16 *)sh.of[item.row][item.part].a + (size_t)item.rank * j.n_in;
-
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        int at = item.at + half * ADAPT_PIECE;
-
-        words[half] = make_uint4(0, 0, 0, 0);
-        if (item.is_there && at < j.n_in)
-            words[half] = *(const uint4 *)(a + at);
-    }
-}
-
-static __device__ inline float adapt_two(uint32_t a, uint32_t b, float sum)
-{
-    return __fmaf_rn(high_half(a), high_half(b), __fmaf_rn(low_half(a), low_half(b), sum));
-}
-
-static __device__ inline float adapt_eight(const uint4 &a, const uint4 &b, float sum)
-{
-    return adapt_two(a.w, b.w, adapt_two(a.z, b.z, adapt_two(a.y, b.y, adapt_two(a.x, b.x, sum))));
+    return slot < 0 ? none : j.of.parts[part].slots[slot];
 }
 
 /* The items of a warp are every n-th from its first one on. */
@@ -127,37 +88,84 @@ static __device__ inline int adapt_n_warps(void)
     return blockDim.x / 32 * gridDim.x;
 }
 
-/* The warp's first item. */
-static __device__ inline void adapt_load_first(uint4 (&words)[2], const adapt_shared &sh,
-                                               const k_adapting &j)
+/* Item i, whose elements of a are requested. */
+static __device__ inline adapt_item adapt_load_item(const k_adapting &j, int i)
 {
-    adapt_load_item(words, sh, j, adapt_item_of(sh, j, adapt_first()));
+    int shares = adapt_shares(j.n_in);
+    adapt_item item = {};
+    k_adapter one;
+
+    item.at = i % shares * ADAPT_RUN + threadIdx.x % 32 * 8;
+    i /= shares;
+    item.rank = i % j.rank_max;
+    item.part = i / j.rank_max % j.of.n_parts;
+    item.row = i / j.rank_max / j.of.n_parts;
+    if (item.row >= j.n)
+        return item;
+    one = adapt_of(j, item.row, item.part);
+    item.is_there = item.rank < one.rank;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        int at = item.at + half * ADAPT_PIECE;
+
+        if (item.is_there && at < j.n_in)
+            item.words[half] =
+                *(const uint4 *)((const k_bf16 *)one.a + (size_t)item.rank * j.n_in + at);
+    }
+    return item;
 }
 
-/* words are the first item's. xs: rows of x in shared memory, x_bytes apart. */
-static __device__ inline void adapt_make_t(const adapt_shared &sh, const k_adapting &j,
-                                           uint4 (&words)[2], const char *xs, int x_bytes)
+/* Before the previous launch has ended, but for the warp that fetches x. A barrier of the CTA
+ * follows before shared memory is read. */
+static __device__ inline void adapt_begin(adapt_shared &sh, const k_adapting &j, adapt_item &item)
 {
-    int n_items = adapt_n_items(j), first = adapt_first();
+    int i = (int)threadIdx.x - 32, part = i % K_ADAPTED_MAX, row = i / K_ADAPTED_MAX;
 
+    item = adapt_load_item(j, adapt_first());
+    if (i < 0)
+        return;
+#pragma unroll 1
+    for (int k = i; k < j.n * j.of.n_parts * K_ADAPT_STRIDE(j.rank_max); k += blockDim.x - 32)
+        sh.t[k] = 0.0f;
+    if (row < j.n && part < j.of.n_parts)
+        sh.of[row][part] = adapt_of(j, row, part);
+}
+
+static __device__ inline float adapt_two(uint32_t a, uint32_t b, float sum)
+{
+    return __fmaf_rn(high_half(a), high_half(b), __fmaf_rn(low_half(a), low_half(b), sum));
+}
+
+static __device__ inline float adapt_eight(const uint4 &a, const uint4 &b, float sum)
+{
+    return adapt_two(a.w, b.w, adapt_two(a.z, b.z, adapt_two(a.y, b.y, adapt_two(a.x, b.x, sum))));
+}
+
+/* The warp's items, of which the first is loaded. xs: rows of x in shared memory, x_bytes apart. */
+static __device__ inline void adapt_make_t(const k_adapting &j, adapt_item &item, const char *xs,
+                                           int x_bytes)
+{
+    int n_items = adapt_n_items(j), first = adapt_first(), shares = adapt_shares(j.n_in);
+
+#pragma unroll 1
     for (int i = first; i < n_items; i += adapt_n_warps()) {
-        adapt_item item = adapt_item_of(sh, j, i);
-        const k_bf16 *x = (const k_bf16 *)(xs + item.row * x_bytes);
+        const k_bf16 *x;
         float sum = 0.0f;
 
         if (i > first)
-            adapt_load_item(words, sh, j, item);
+            item = adapt_load_item(j, i);
+        x = (const k_bf16 *)(xs + item.row * x_bytes);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             int at = item.at + half * ADAPT_PIECE;
 
             if (at < j.n_in)
-                sum = adapt_eight(words[half], *(const uint4 *)(x + at), sum);
+                sum = adapt_eight(item.words[half], *(const uint4 *)(x + at), sum);
         }
         for (int by = 16; by > 0; by /= 2)
             sum += __shfl_xor_sync(~0U, sum, by);
         if (threadIdx.x % 32 == 0)
-            j.t[i] = sum;
+            j.t[i / shares * adapt_t_stride(j.n_in) + i % shares] = sum;
     }
     if (first < n_items && threadIdx.x % 32 == 0)
         asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(j.meet) : "memory");
@@ -172,33 +180,49 @@ static __device__ inline void adapt_await(const uint32_t *meet, int n)
         asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(meet) : "memory");
 }
 
+/* By one thread of each CTA, when the CTA waits no more: the last one makes the counter 0. */
+static __device__ inline void adapt_depart(const k_adapting &j)
+{
+    if (atomicInc(j.meet + 1, gridDim.x - 1) == gridDim.x - 1)
+        j.meet[0] = 0;
+}
+
+/* The sum of all shares of a rank. */
+static __device__ inline float adapt_sum_shares(const float *t, int shares)
+{
+    float sum = 0.0f;
+
+#pragma unroll 8
+    for (int k = 0; k < shares; k += 4) {
+        float4 x = __ldcg((const float4 *)(t + k));
+
+        sum += x.x;
+        sum += k + 1 < shares ? x.y : 0.0f;
+        sum += k + 2 < shares ? x.z : 0.0f;
+        sum += k + 3 < shares ? x.w : 0.0f;
+    }
+    return sum;
+}
+
 /* Bring all of t to shared memory; a barrier of the CTA follows. */
 static __device__ inline void adapt_collect_t(adapt_shared &sh, const k_adapting &j)
 {
     int shares = adapt_shares(j.n_in), n = j.n * j.of.n_parts * j.rank_max;
 
-    if (threadIdx.x % 32 == 0)
+    if (threadIdx.x == 0)
         adapt_await(j.meet, min(adapt_n_warps(), n * shares));
-    __syncwarp();
-    for (int i = threadIdx.x; i < n; i += blockDim.x) {
+    __syncthreads();
+    if (threadIdx.x == 0)
+        adapt_depart(j);
+#pragma unroll 1
+    for (int i = blockDim.x - 1 - threadIdx.x; i < n; i += blockDim.x) {
         int rank = i % j.rank_max, part = i / j.rank_max % j.of.n_parts;
         int row = i / j.rank_max / j.of.n_parts;
-        float sum = 0.0f;
 
-        if (rank >= sh.of[row][part].rank)
-            continue;
-#pragma unroll 8
-        for (int k = 0; k < shares; k++)
-            sum += __ldcg(j.t + i * shares + k);
-        adapt_t(sh, j, row, part)[rank] = sum * sh.of[row][part].scale;
+        if (rank < sh.of[row][part].rank)
+            adapt_t(sh, j, row, part)[rank] =
+                adapt_sum_shares(j.t + i * adapt_t_stride(j.n_in), shares) * sh.of[row][part].scale;
     }
-}
-
-/* By one thread of each CTA, when the CTA waits for t no more. */
-static __device__ inline void adapt_depart(const k_adapting &j)
-{
-    if (atomicInc(j.meet + 1, gridDim.x - 1) == gridDim.x - 1)
-        j.meet[0] = 0;
 }
 
 /* 16 ranks of a row of b, requested early; the further ones are read at the end. */
@@ -249,29 +273,10 @@ static __device__ inline float adapt_sum(adapt_shared &sh, const k_adapting &j,
     if (w.rank == 0)
         return 0.0f;
     sum = adapt_eight_ranks(w.first[1], t + 8, adapt_eight_ranks(w.first[0], t, sum));
+#pragma unroll 1
     for (int k = 16; k < w.rank; k += 8)
         sum = adapt_eight_ranks(*(const uint4 *)(w.b + k), t + k, sum);
     return sum;
-}
-
-/* --- without adapters --------------------------------------------------------------------- */
-
-static __device__ inline void adapt_begin(adapt_shared &, const adapt_none &)
-{
-}
-static __device__ inline void adapt_load_first(uint4 (&)[2], const adapt_shared &,
-                                               const adapt_none &)
-{
-}
-static __device__ inline void adapt_make_t(const adapt_shared &, const adapt_none &, uint4 (&)[2],
-                                           const char *, int)
-{
-}
-static __device__ inline void adapt_collect_t(adapt_shared &, const adapt_none &)
-{
-}
-static __device__ inline void adapt_depart(const adapt_none &)
-{
 }
 
 #endif

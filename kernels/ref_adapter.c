@@ -80,7 +80,8 @@ size_t k_adapt_t_len(int n, int n_in, int rank_max)
 {
     const size_t run = 512; /* elements of a sum, at least */
     size_t few = (size_t)(n < K_PRODUCT_ROWS_MAX ? n : K_PRODUCT_ROWS_MAX);
-    size_t joined = few * (((size_t)n_in + run - 1) / run), apart = K_ADAPT_SPLITS * (size_t)n;
+    size_t joined = few * ((((size_t)n_in + run - 1) / run + 3) / 4 * 4);
+    size_t apart = K_ADAPT_SPLITS * (size_t)n;
 
     return (joined > apart ? joined : apart) * K_ADAPTED_MAX * K_ADAPT_STRIDE((size_t)rank_max);
 }

@@ -2,13 +2,13 @@
  *
  * The adapters of a product of 4 to 64 rows (sm90_product.cu), within its kernel:
  *
- *   consumers, before the mainloop   items of t = a x, on tensor cores -> global memory, a counter
- *   helper warps, beside it          all of t for the CTA's rows of w -> fragments in shared memory
- *   consumers, before the epilogue   b t, on tensor cores, added to the accumulators
+ *   helper warps, beside the mainloop   items of t = a x, on tensor cores -> global memory, a counter
+ *                                       all of t for the CTA's rows of w -> fragments in shared memory
+ *   consumers, before the epilogue      b t, on tensor cores, added to the accumulators
  *
  * Segments are adapter.h's: at most eight rows of x with one adapter. An item is a segment, a part
- * and WIDE_RUN elements, which the eight warps of a CTA share. All CTAs are resident, so they may
- * wait for each other. t has no factor of a norm: the epilogue applies it to both.
+ * and wide_run() elements, and a warp's. All CTAs are resident, so they may wait for each other. t
+ * has no factor of a norm: the epilogue applies it to both.
  *
  * mma.m16n8k16: ranks, then rows of w, are its rows m, rows of x its columns n; a result has the
  * layout of wgmma's. With lane = 4 g + c, terms of b t are ranks 4 c .. 4 c + 3 of each lane.
@@ -25,30 +25,30 @@
 #include "kernels/product_ring.h"
 #include "kernels/sm90_product_end.cuh"
 
-#define WIDE_RUN      1024 /* elements of an item: 128 of each warp */
-#define WIDE_WARPS    (WORKERS / 32)
 #define WIDE_RANK     16
-#define WIDE_HELPERS  96 /* threads */
+#define WIDE_HELPERS  3 /* warps */
+#define WIDE_SPANS    4 /* of 64 elements, whose loads are in flight together */
 #define WIDE_SEGMENTS K_PRODUCT_ROWS_MAX
 
-/* In shared memory. The warps' sums of an item lie where fragments of t come later. */
-union wide_adapted_t {
-    float sums[WIDE_WARPS][16][8];
-    uint2 terms[2][2][K_PRODUCT_ROWS_MAX][4]; /* [upper, lower terms][plane][row of x][c] */
-};
-
+/* In shared memory. */
 struct wide_adapted {
-    wide_adapted_t t;
+    uint2 terms[2][2][K_PRODUCT_ROWS_MAX][4]; /* of t: [upper, lower][plane][row of x][c] */
     uint64_t masks[2]
                   [WIDE_SEGMENTS]; /* [plane]: the rows of x of a segment with an adapter there */
 };
 
-static __host__ __device__ inline int wide_shares(int n_in)
+/* Elements of an item. */
+static __host__ __device__ inline int wide_run(int n_in)
 {
-    return (n_in + WIDE_RUN - 1) / WIDE_RUN;
+    return n_in > 8192 ? 1024 : 512;
 }
 
-/* An upper bound: those of segments without adapter are left out. */
+static __host__ __device__ inline int wide_shares(int n_in)
+{
+    return (n_in + wide_run(n_in) - 1) / wide_run(n_in);
+}
+
+/* Segments without adapter are left out. */
 static __device__ inline int wide_n_items(const k_adapting &j)
 {
     return (j.rows.count[0] - j.rows.count[1]) * j.of.n_parts * wide_shares(j.n_in);
@@ -84,64 +84,47 @@ static __device__ inline wide_item wide_item_of(const k_adapting &j, int i, int 
     return item;
 }
 
-/* This lane's elements of a: two runs of 16 of ranks g and g + 8. */
+/* This lane's elements of a in some spans: 16 of ranks g and g + 8 in each. */
 struct wide_a {
-    uint32_t low[2][8], high[2][8];
+    uint32_t low[WIDE_SPANS][8], high[WIDE_SPANS][8];
 };
 
-static __device__ inline int wide_element(const wide_item &item, int run)
+/* at: of the first span, within the item. */
+static __device__ inline void wide_load_a(wide_a &w, const k_adapting &j, const wide_item &item,
+                                          int at)
 {
-    return item.share * WIDE_RUN + threadIdx.x / 32 * 128 + run * 64 + threadIdx.x % 4 * 16;
-}
+    int g = threadIdx.x % 32 / 4, rank = item.one.rank;
+    const k_bf16 *low = (const k_bf16 *)item.one.a + (size_t)min(g, rank - 1) * j.n_in;
+    const k_bf16 *high = (const k_bf16 *)item.one.a + (size_t)min(g + 8, rank - 1) * j.n_in;
 
-static __device__ inline void wide_load_a(wide_a &w, const k_adapting &j, const wide_item &item)
-{
-    int g = threadIdx.x % 32 / 4;
-    const k_bf16 *a = (const k_bf16 *)item.one.a;
-
-    if (item.one.rank == 0)
+    if (rank == 0)
         return;
+    at += item.share * wide_run(j.n_in) + threadIdx.x % 4 * 16;
 #pragma unroll
-    for (int run = 0; run < 2; run++) {
-        int at = wide_element(item, run);
-
-        adapter_load_run(w.low[run], a + (size_t)min(g, item.one.rank - 1) * j.n_in, at, j.n_in);
-        adapter_load_run(w.high[run], a + (size_t)min(g + 8, item.one.rank - 1) * j.n_in, at,
-                         j.n_in);
+    for (int i = 0; i < WIDE_SPANS; i++) {
+        adapter_load_run(w.low[i], low, at + i * 64, j.n_in);
+        adapter_load_run(w.high[i], high, at + i * 64, j.n_in);
     }
 }
 
-/* Bring the items that this CTA has after its first one to the L2 cache, an item a warp. */
-static __device__ inline void wide_fetch_items(const k_adapting &j, int n_items)
-{
-    int i = blockIdx.x + (threadIdx.x / 32 + 1) * gridDim.x, lane = threadIdx.x % 32;
-    wide_item item = wide_item_of(j, i, n_items);
-    const k_bf16 *a = (const k_bf16 *)item.one.a + item.share * WIDE_RUN;
-    int n = min(WIDE_RUN, j.n_in - item.share * WIDE_RUN);
-
-    for (int rank = 0; rank < item.one.rank; rank++) {
-        if (lane * 64 < n)
-            adapter_fetch_line(a + (size_t)rank * j.n_in + lane * 64);
-    }
-}
-
-/* One item's sums of this warp, in its fragment. */
-static __device__ inline void wide_multiply_item(float (&sum)[4], const wide_a &w,
-                                                 const k_adapting &j, const wide_item &item,
-                                                 int row)
+/* The same spans of this lane's row of x, and their product. */
+static __device__ inline void wide_multiply_spans(float (&sum)[4], const wide_a &w,
+                                                  const k_adapting &j, const wide_item &item,
+                                                  int row, int at)
 {
     const k_bf16 *x = (const k_bf16 *)j.p.x + (size_t)row * j.n_in;
-    uint32_t of_x[2][8];
+    uint32_t of_x[WIDE_SPANS][8];
 
+    at += item.share * wide_run(j.n_in) + threadIdx.x % 4 * 16;
 #pragma unroll
-    for (int run = 0; run < 2; run++)
-        adapter_load_run(of_x[run], x, wide_element(item, run), j.n_in);
+    for (int i = 0; i < WIDE_SPANS; i++)
+        adapter_load_run(of_x[i], x, at + i * 64, j.n_in);
 #pragma unroll
-    for (int run = 0; run < 2; run++) {
+    for (int i = 0; i < WIDE_SPANS; i++) {
 #pragma unroll
-        for (int i = 0; i < 8; i += 2)
-            wide_multiply_16x8(sum, w.low[run][i], w.high[run][i], w.low[run][i + 1],
-                               w.high[run][i + 1], of_x[run][i], of_x[run][i + 1]);
+        for (int k = 0; k < 8; k += 2)
+            wide_multiply_16x8(sum, w.low[i][k], w.high[i][k], w.low[i][k + 1], w.high[i][k + 1],
+                               of_x[i][k], of_x[i][k + 1]);
     }
 }
 
@@ -151,56 +134,57 @@ static __device__ inline float *wide_t(const k_adapting &j, int share, int part,
     return j.t + (((size_t)share * j.of.n_parts + part) * j.n + row) * WIDE_RANK;
 }
 
-/* Add the warps' sums of an item, and store them. */
-static __device__ inline void wide_store_item(wide_adapted &sh, const k_adapting &j,
-                                              const wide_item &item, const float (&sum)[4],
-                                              int start, int n)
+/* One item, by a warp. has_first: w has its first spans. */
+static __device__ inline void wide_make_item(wide_a &w, const k_adapting &j, const wide_item &item,
+                                             bool has_first)
 {
-    int lane = threadIdx.x % 32, rank = threadIdx.x % 16, nth = threadIdx.x / 16;
+    int g = threadIdx.x % 32 / 4, c = threadIdx.x % 4, start = j.rows.starts[item.segment];
+    int n = j.rows.starts[item.segment + 1] - start, run = wide_run(j.n_in);
+    int row = j.rows.order[start + min(g, n - 1)];
+    float sum[4] = {};
 
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        sh.t.sums[threadIdx.x / 32][lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2] = sum[i];
-    named_sync(3, WORKERS);
-    if (nth < n) {
-        float all = 0.0f;
-
-#pragma unroll
-        for (int i = 0; i < WIDE_WARPS; i++)
-            all += sh.t.sums[i][rank][nth];
-        wide_t(j, item.share, item.part, j.rows.order[start + nth])[rank] =
-            rank < item.one.rank ? all * item.one.scale : 0.0f;
+#pragma unroll 1
+    for (int at = 0; at < run; at += WIDE_SPANS * 64) {
+        if (at > 0 || !has_first)
+            wide_load_a(w, j, item, at);
+        wide_multiply_spans(sum, w, j, item, row, at);
     }
-    named_sync(3, WORKERS);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        int nth = 2 * c + i % 2, rank = g + i / 2 * 8;
+
+        if (nth < n)
+            wide_t(j, item.share, item.part, j.rows.order[start + nth])[rank] =
+                rank < item.one.rank ? sum[i] * item.one.scale : 0.0f;
+    }
 }
 
-/* By the consumers, before their mainloop. Waits for the previous launch. */
-static __device__ void wide_make_t(wide_adapted &sh, const k_adapting &j)
+/* The first item of a helper warp, and how many there are in the grid. */
+static __device__ inline int wide_first(int helper)
 {
-    int n_items = wide_n_items(j), g = threadIdx.x % 32 / 4;
-    wide_item item = wide_item_of(j, blockIdx.x, n_items);
+    return helper * gridDim.x + blockIdx.x;
+}
+
+/* By the helper warps. The first item's a is requested before the previous launch has ended. */
+static __device__ void wide_make_t(const k_adapting &j, int helper)
+{
+    int n_items = wide_n_items(j), first = wide_first(helper), stride = WIDE_HELPERS * gridDim.x;
+    wide_item item = wide_item_of(j, first, n_items);
     wide_a w;
 
-    wide_load_a(w, j, item);
-    wide_fetch_items(j, n_items);
+    wide_load_a(w, j, item, 0);
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #pragma unroll 1
-    for (int i = blockIdx.x; i < n_items; i += gridDim.x) {
-        wide_item next = wide_item_of(j, i + gridDim.x, n_items);
-        int start = j.rows.starts[item.segment], n = j.rows.starts[item.segment + 1] - start;
-        float sum[4] = {};
-
+    for (int i = first; i < n_items; i += stride) {
+        if (i > first)
+            item = wide_item_of(j, i, n_items);
         if (item.one.rank > 0)
-            wide_multiply_item(sum, w, j, item, j.rows.order[start + min(g, n - 1)]);
-        wide_load_a(w, j, next);
-        if (item.one.rank > 0)
-            wide_store_item(sh, j, item, sum, start, n);
-        item = next;
+            wide_make_item(w, j, item, i == first);
     }
-    if ((int)blockIdx.x < n_items && threadIdx.x == 0) {
-        __threadfence();
+    __threadfence();
+    __syncwarp();
+    if (first < n_items && threadIdx.x % 32 == 0)
         asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(j.meet) : "memory");
-    }
 }
 
 /* --- t, as fragments ------------------------------------------------------------------------ */
@@ -243,7 +227,7 @@ static __device__ inline float4 wide_sum_t(const k_adapting &j, int part, int ro
 
     if (slot < 0 || j.of.parts[part].slots[slot].rank == 0)
         return t;
-#pragma unroll 4
+#pragma unroll 8
     for (int share = 0; share < wide_shares(j.n_in); share++) {
         float4 x = __ldcg((const float4 *)(wide_t(j, share, part, row) + 4 * c));
 
@@ -256,10 +240,11 @@ static __device__ inline float4 wide_sum_t(const k_adapting &j, int part, int ro
 template <int N>
 static __device__ void wide_collect_t(wide_adapted &sh, const k_adapting &j, const wide_planes &p)
 {
+    const int THREADS_ALL = WIDE_HELPERS * 32;
     int helper = threadIdx.x - (WORKERS + 32), skipped = j.rows.count[1];
     int n_segments = j.rows.count[0] - skipped, n_items = wide_n_items(j);
 
-    for (int i = helper; i < 2 * WIDE_SEGMENTS; i += WIDE_HELPERS) {
+    for (int i = helper; i < 2 * WIDE_SEGMENTS; i += THREADS_ALL) {
         int plane = i / WIDE_SEGMENTS, s = i % WIDE_SEGMENTS;
         bool has = s < n_segments && plane < p.n &&
                    j.of.parts[p.part[plane]].slots[j.rows.slots[skipped + s]].rank > 0;
@@ -267,19 +252,19 @@ static __device__ void wide_collect_t(wide_adapted &sh, const k_adapting &j, con
         sh.masks[plane][s] = has ? j.rows.masks[skipped + s] : 0;
     }
     if (helper == 0) {
-        adapt_await(j.meet, min((int)gridDim.x, n_items));
+        adapt_await(j.meet, min(WIDE_HELPERS * (int)gridDim.x, n_items));
         adapt_depart(j);
     }
-    named_sync(4, WIDE_HELPERS);
-    for (int i = helper; i < p.n * N * 4; i += WIDE_HELPERS) {
+    named_sync(3, THREADS_ALL);
+    for (int i = helper; i < p.n * N * 4; i += THREADS_ALL) {
         int c = i % 4, row = i / 4 % N, plane = i / 4 / N;
         float4 t = wide_sum_t(j, p.part[plane], row, c);
         uint32_t first[2], second[2];
 
         adapter_divide<2>(first, t.x, t.y);
         adapter_divide<2>(second, t.z, t.w);
-        sh.t.terms[0][plane][row][c] = make_uint2(first[0], second[0]);
-        sh.t.terms[1][plane][row][c] = make_uint2(first[1], second[1]);
+        sh.terms[0][plane][row][c] = make_uint2(first[0], second[0]);
+        sh.terms[1][plane][row][c] = make_uint2(first[1], second[1]);
     }
 }
 
@@ -291,7 +276,7 @@ static __device__ inline void wide_add_patch(float (&d)[4], uint2 low, uint2 hig
 {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        uint2 t = sh.t.terms[i][plane][column][threadIdx.x % 4];
+        uint2 t = sh.terms[i][plane][column][threadIdx.x % 4];
 
         wide_multiply_16x8(d, low.x, high.x, low.y, high.y, mine ? t.x : 0U, mine ? t.y : 0U);
     }
@@ -433,7 +418,7 @@ static __device__ inline void wide_fetch_bytes(const void *p, uint32_t bytes)
         asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes) : "memory");
 }
 
-/* By one helper warp: bring b to the L2 cache, two segments a lane. */
+/* By a helper warp: bring b to the L2 cache, two segments a lane. */
 static __device__ inline void wide_fetch_segments(const k_adapting &j, const product_cut &c,
                                                   int tile)
 {
@@ -445,7 +430,8 @@ static __device__ inline void wide_fetch_segments(const k_adapting &j, const pro
     }
 }
 
-/* By the same warp: load b into the stages behind the tile's, a lane for each segment of a stage. */
+/* By the producer warp, whose leader has loaded all stages of w, and so has seen each round of the
+ * ring: load b into the stages behind them, a lane for each segment of a stage. */
 static __device__ void wide_load_segments(char *shared, uint64_t *full, uint64_t *empty,
                                           const k_adapting &j, const product_cut &c, int tile,
                                           ring_stage to)

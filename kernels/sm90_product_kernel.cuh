@@ -656,11 +656,11 @@ static __device__ inline void wide_work_blocks(const cta &own, const wide_args &
 
 /* The producer warp: one lane loads all stages. Then, in a pair, the other CTA may write its sums
  * to the stage that would be loaded next. */
-template <int MB, int KIND, wide_form FORM>
+template <int MB, int KIND, wide_form FORM, class JOIN>
 static __device__ __forceinline__ void wide_produce(const cta &own, const wide_args &a,
                                                     const CUtensorMap *w_map,
                                                     const CUtensorMap *tail_map,
-                                                    const CUtensorMap *x_map)
+                                                    const CUtensorMap *x_map, const JOIN &join)
 {
     constexpr bool TAILS = MB != 1 && KIND == K_PRODUCT_FLOAT && !WIDE_RECORDS(FORM);
     const product_cut &c = a.c;
@@ -676,6 +676,12 @@ static __device__ __forceinline__ void wide_produce(const cta &own, const wide_a
         next =
             wide_load_all<MB, TAILS, FORM>(stages, bars, w_map, tail_map, x_map, k, a.codes, cut);
     __syncwarp();
+    if constexpr (adapt_is<JOIN>::on && MB == 4) {
+        int n = (k.last - k.first + cut.box - 1) / cut.box * MB; /* stages of w */
+        ring_stage to = {n % cut.depth, 1 ^ ((uint32_t)(n / cut.depth) & 1)};
+
+        wide_load_segments(stages, bars.full, bars.empty, join, cut, k.tile, to);
+    }
     if (c.n_split > 1)
         cluster_wait();
     if (MB == 1 && c.n_split > 1 && leads()) {
@@ -689,29 +695,22 @@ template <int N, int MB, class JOIN>
 static __device__ __forceinline__ void wide_help(const cta &own, const wide_args &a,
                                                  const JOIN &join)
 {
-    constexpr bool STAGES = adapt_is<JOIN>::on && MB == 4;
-    bool loads = STAGES && own.warp == THREADS / 32 - 1;
+    int helper = own.warp - WORKERS / 32 - 1;
 
     wide_fetch_constants(a, own.k.tile, own.rank);
-    if constexpr (STAGES) {
-        if (loads)
+    if constexpr (adapt_is<JOIN>::on) {
+        if (MB == 4 && helper == WIDE_HELPERS - 1)
             wide_fetch_segments(join, a.c, own.k.tile);
+        wide_make_t(join, helper);
+    } else {
+        asm volatile("griddepcontrol.wait;" ::: "memory");
     }
-    asm volatile("griddepcontrol.wait;" ::: "memory");
     if (a.c.n_split > 1)
         cluster_wait();
-    wide_find_inverse(own.inverse, a, own.warp - WORKERS / 32 - 1);
+    wide_find_inverse(own.inverse, a, helper);
     if constexpr (adapt_is<JOIN>::on)
         wide_collect_t<N>(*own.adapted, join, wide_own_planes(own, a, join));
     named_arrive(1, THREADS - 32);
-    if constexpr (STAGES) {
-        int n = (own.k.last - own.k.first + a.c.box - 1) / a.c.box * MB; /* stages of w */
-        ring_stage to = {n % a.c.depth, 1 ^ ((uint32_t)(n / a.c.depth) & 1)};
-
-        if (loads)
-            wide_load_segments(own.shared, own.bars.full, own.bars.empty, join, a.c, own.k.tile,
-                               to);
-    }
 }
 
 static __device__ __forceinline__ work wide_work_of(const product_cut &cut, int rank)
@@ -720,17 +719,6 @@ static __device__ __forceinline__ work wide_work_of(const product_cut &cut, int 
 
     return {(int)blockIdx.x >> shift, rank * cut.n_slabs >> shift,
             (rank + 1) * cut.n_slabs >> shift};
-}
-
-/* The consumers' wait for the previous launch; adapters' t is made then. */
-static __device__ __forceinline__ void wide_wait_for_x(const cta &, const adapt_none &)
-{
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-}
-
-static __device__ __forceinline__ void wide_wait_for_x(const cta &own, const k_adapting &join)
-{
-    wide_make_t(*own.adapted, join);
 }
 
 /* N: columns computed; MB: blocks per tile; KIND: of product; FORM: of w; JOIN: k_adapting if the
@@ -774,7 +762,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     if (cut.n_split > 1)
         cluster_arrive_relaxed(); /* waited for before the other CTA's shared memory is written */
     if (warp == WORKERS / 32) {
-        wide_produce<MB, KIND, FORM>(own, a, &w_map, &tail_map, &x_map);
+        wide_produce<MB, KIND, FORM>(own, a, &w_map, &tail_map, &x_map, join);
     } else if (warp > WORKERS / 32) {
         wide_help<N, MB>(own, a, join);
     } else {
@@ -789,7 +777,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
                      {},
                      WIDE_RECORDS(FORM) ? codes_form_of(a.codes) : code_form{}};
 
-        wide_wait_for_x(own, join);
+        asm volatile("griddepcontrol.wait;" ::: "memory");
         if (cut.n_split > 1)
             cluster_wait();
         for (int tile = own.k.tile; tile < cut.n_tiles; tile += cut.n_groups) {
