@@ -43,8 +43,10 @@ struct k_adapted {
 
 struct k_adapters {
     struct k_adapted parts[K_ADAPTED_MAX];
-    int n_parts;
+    int n_parts, n_in;
     bool of_rows; /* the product is of the step's sampled rows, not of its tokens */
+    const struct k_adapters
+        *next; /* of the matrix that is probably used next, in host memory; NULL */
 };
 
 /* y [n_out] += scale * transpose(b) t, with t [rank] and b [rank][stride]. The terms of an element
@@ -89,6 +91,7 @@ void k_adapt_sort(const struct k_adapt_rows *to, const int32_t *slots_of, int n,
  * Of p, w and bias are not read. sums_in completes the norm of x. */
 struct k_adapting {
     struct k_adapters of;     /* its slots in device memory */
+    struct k_adapters next;   /* comes to the L2 cache meanwhile; n_parts 0: nothing */
     struct k_adapt_rows rows; /* likewise */
     struct k_product p;
     bool x_is_half;      /* x is as K_HALF_AT; n_in is a multiple of 16 */

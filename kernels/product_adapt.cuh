@@ -15,8 +15,7 @@
 #ifndef QUIRE_KERNELS_PRODUCT_ADAPT_CUH
 #define QUIRE_KERNELS_PRODUCT_ADAPT_CUH
 
-#include "kernels/adapter.h"
-#include "kernels/common.cuh"
+#include "kernels/adapter.cuh"
 
 #define ADAPT_RUN   512 /* elements of an item: two loads of 16 bytes of each lane */
 #define ADAPT_PIECE (32 * 8)
@@ -115,6 +114,44 @@ static __device__ inline adapt_item adapt_load_item(const k_adapting &j, int i)
     return item;
 }
 
+/* A value of one lane, in all. */
+static __device__ inline const char *adapt_of_lane(const void *p, int lane)
+{
+    return (const char *)__shfl_sync(~0U, (uint64_t)p, lane);
+}
+
+static __device__ inline void adapt_fetch_bytes(const char *p, int bytes, int first, int stride)
+{
+    for (int at = first * 128; at < bytes; at += stride * 128)
+        adapter_fetch_line(p + at);
+}
+
+/* By one warp of each CTA: bring the next product's adapters to the L2 cache, where few are used: its
+ * loads would wait behind those of its weights. */
+static __device__ inline void adapt_fetch_next(const k_adapting &j, bool with_b)
+{
+    int n_parts = j.next.n_parts, n = (j.rows.count[0] - j.rows.count[1]) * n_parts;
+    int lane = threadIdx.x % 32, first = blockIdx.x * 32 + lane, stride = gridDim.x * 32;
+    k_adapter one = {};
+    int n_out = 0;
+
+    if (n > 32)
+        return;
+    if (lane < n) {
+        const k_adapted &part = j.next.parts[lane % n_parts];
+
+        one = part.slots[j.rows.slots[j.rows.count[1] + lane / n_parts]];
+        n_out = with_b ? part.n_out : 0;
+    }
+#pragma unroll 1
+    for (int i = 0; i < n; i++) {
+        int rank = __shfl_sync(~0U, one.rank, i), rows = __shfl_sync(~0U, n_out, i);
+
+        adapt_fetch_bytes(adapt_of_lane(one.a, i), rank * j.next.n_in * 2, first, stride);
+        adapt_fetch_bytes(adapt_of_lane(one.b, i), K_ADAPT_STRIDE(rank) * rows * 2, first, stride);
+    }
+}
+
 /* Before the previous launch has ended, but for the warp that fetches x. A barrier of the CTA
  * follows before shared memory is read. */
 static __device__ inline void adapt_begin(adapt_shared &sh, const k_adapting &j, adapt_item &item)
@@ -122,6 +159,8 @@ static __device__ inline void adapt_begin(adapt_shared &sh, const k_adapting &j,
     int i = (int)threadIdx.x - 32, part = i % K_ADAPTED_MAX, row = i / K_ADAPTED_MAX;
 
     item = adapt_load_item(j, adapt_first());
+    if (threadIdx.x / 32 == blockDim.x / 32 - 1)
+        adapt_fetch_next(j, true);
     if (i < 0)
         return;
 #pragma unroll 1

@@ -33,8 +33,8 @@
 /* In shared memory. */
 struct wide_adapted {
     uint2 terms[2][2][K_PRODUCT_ROWS_MAX][4]; /* of t: [upper, lower][plane][row of x][c] */
-    uint64_t masks[2]
-                  [WIDE_SEGMENTS]; /* [plane]: the rows of x of a segment with an adapter there */
+    uint64_t masks[2][WIDE_SEGMENTS];  /* [plane]: the rows of x of a segment with an adapter */
+    const k_bf16 *b[2][WIDE_SEGMENTS]; /* where the rows of b would begin with y's column 0 */
 };
 
 /* Elements of an item. */
@@ -134,27 +134,39 @@ static __device__ inline float *wide_t(const k_adapting &j, int share, int part,
     return j.t + (((size_t)share * j.of.n_parts + part) * j.n + row) * WIDE_RANK;
 }
 
+/* A segment's rows: the number, this lane's of x, and those of its results. */
+struct wide_rows {
+    int n, x, t[2];
+};
+
+static __device__ inline wide_rows wide_rows_of(const k_adapting &j, int segment)
+{
+    int g = threadIdx.x % 32 / 4, c = threadIdx.x % 4, start = j.rows.starts[segment];
+    int n = j.rows.starts[segment + 1] - start;
+    const int32_t *order = j.rows.order + start;
+
+    return {n, order[min(g, n - 1)], {order[min(2 * c, n - 1)], order[min(2 * c + 1, n - 1)]}};
+}
+
 /* One item, by a warp. has_first: w has its first spans. */
 static __device__ inline void wide_make_item(wide_a &w, const k_adapting &j, const wide_item &item,
-                                             bool has_first)
+                                             const wide_rows &rows, bool has_first)
 {
-    int g = threadIdx.x % 32 / 4, c = threadIdx.x % 4, start = j.rows.starts[item.segment];
-    int n = j.rows.starts[item.segment + 1] - start, run = wide_run(j.n_in);
-    int row = j.rows.order[start + min(g, n - 1)];
+    int g = threadIdx.x % 32 / 4, c = threadIdx.x % 4, run = wide_run(j.n_in);
     float sum[4] = {};
 
 #pragma unroll 1
     for (int at = 0; at < run; at += WIDE_SPANS * 64) {
         if (at > 0 || !has_first)
             wide_load_a(w, j, item, at);
-        wide_multiply_spans(sum, w, j, item, row, at);
+        wide_multiply_spans(sum, w, j, item, rows.x, at);
     }
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        int nth = 2 * c + i % 2, rank = g + i / 2 * 8;
+        int rank = g + i / 2 * 8;
 
-        if (nth < n)
-            wide_t(j, item.share, item.part, j.rows.order[start + nth])[rank] =
+        if (2 * c + i % 2 < rows.n)
+            wide_t(j, item.share, item.part, rows.t[i % 2])[rank] =
                 rank < item.one.rank ? sum[i] * item.one.scale : 0.0f;
     }
 }
@@ -170,16 +182,21 @@ static __device__ void wide_make_t(const k_adapting &j, int helper)
 {
     int n_items = wide_n_items(j), first = wide_first(helper), stride = WIDE_HELPERS * gridDim.x;
     wide_item item = wide_item_of(j, first, n_items);
+    wide_rows rows = {};
     wide_a w;
 
     wide_load_a(w, j, item, 0);
+    if (first < n_items)
+        rows = wide_rows_of(j, item.segment);
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #pragma unroll 1
     for (int i = first; i < n_items; i += stride) {
-        if (i > first)
+        if (i > first) {
             item = wide_item_of(j, i, n_items);
+            rows = wide_rows_of(j, item.segment);
+        }
         if (item.one.rank > 0)
-            wide_make_item(w, j, item, i == first);
+            wide_make_item(w, j, item, rows, i == first);
     }
     __threadfence();
     __syncwarp();
@@ -194,6 +211,8 @@ static __device__ void wide_make_t(const k_adapting &j, int helper)
 struct wide_planes {
     int part[2];
     int n;
+    int begin, own; /* the CTA's rows of w, or of the gate */
+    int second;     /* the first row of plane 1 */
 };
 
 static __device__ inline int wide_part_of(const k_adapting &j, int row)
@@ -205,66 +224,94 @@ static __device__ inline int wide_part_of(const k_adapting &j, int row)
     return part;
 }
 
-/* begin: the CTA's first row of w; own: how many it has. */
 static __device__ inline wide_planes wide_planes_of(const k_adapting &j, bool is_gated, int begin,
                                                     int own)
 {
-    wide_planes p = {{0, j.of.n_parts - 1}, 2};
+    wide_planes p = {{0, j.of.n_parts - 1}, 2, begin, own, j.n_out / 2};
 
     if (is_gated)
         return p;
     p.part[0] = wide_part_of(j, begin);
     p.part[1] = wide_part_of(j, min(begin + own, j.n_out) - 1);
     p.n = 1 + (p.part[1] != p.part[0]);
+    p.second = p.n == 2 ? j.of.parts[p.part[1]].first : j.n_out;
     return p;
 }
 
-/* Four ranks of a row of x; zeros without adapter. */
-static __device__ inline float4 wide_sum_t(const k_adapting &j, int part, int row, int c)
+static __device__ inline void wide_fetch_bytes(const void *p, int bytes)
 {
-    float4 t = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    int slot = row < j.n ? j.rows.of[row] : -1;
-
-    if (slot < 0 || j.of.parts[part].slots[slot].rank == 0)
-        return t;
-#pragma unroll 8
-    for (int share = 0; share < wide_shares(j.n_in); share++) {
-        float4 x = __ldcg((const float4 *)(wide_t(j, share, part, row) + 4 * c));
-
-        t.x += x.x, t.y += x.y, t.z += x.z, t.w += x.w;
-    }
-    return t;
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes) : "memory");
 }
 
-/* By the helper warps; a barrier of all follows. Before: which segments have an adapter. */
+/* By one helper warp, before the previous launch has ended: the segments' masks and b, which comes
+ * to the L2 cache. */
+static __device__ void wide_note_segments(wide_adapted &sh, const k_adapting &j,
+                                          const wide_planes &p, bool is_gated)
+{
+    int skipped = j.rows.count[1], n_segments = j.rows.count[0] - skipped;
+
+#pragma unroll 1
+    for (int i = threadIdx.x % 32; i < 2 * WIDE_SEGMENTS; i += 32) {
+        int plane = i / WIDE_SEGMENTS, s = i % WIDE_SEGMENTS,
+            shift = is_gated && plane ? p.second : 0;
+        int begin = max(p.begin + shift, plane == 0 ? 0 : p.second);
+        int end = min(p.begin + p.own + shift, plane == 0 ? p.second : j.n_out);
+        k_adapter one = {};
+
+        sh.masks[plane][s] = 0;
+        if (s >= n_segments || plane >= p.n)
+            continue;
+        one = j.of.parts[p.part[plane]].slots[j.rows.slots[skipped + s]];
+        if (one.rank == 0)
+            continue;
+        sh.masks[plane][s] = j.rows.masks[skipped + s];
+        sh.b[plane][s] =
+            (const k_bf16 *)one.b - (ptrdiff_t)j.of.parts[p.part[plane]].first * WIDE_RANK;
+        if (end > begin)
+            wide_fetch_bytes(sh.b[plane][s] + (size_t)begin * WIDE_RANK,
+                             (end - begin) * WIDE_RANK * 2);
+    }
+}
+
+/* By the helper warps; a barrier of all follows. Rows without adapter get what memory has: masks
+ * leave them out. */
 template <int N>
 static __device__ void wide_collect_t(wide_adapted &sh, const k_adapting &j, const wide_planes &p)
 {
-    const int THREADS_ALL = WIDE_HELPERS * 32;
-    int helper = threadIdx.x - (WORKERS + 32), skipped = j.rows.count[1];
-    int n_segments = j.rows.count[0] - skipped, n_items = wide_n_items(j);
+    const int ALL = WIDE_HELPERS * 32, OWN = (N * 4 + ALL - 1) / ALL;
+    int helper = threadIdx.x - (WORKERS + 32), shares = wide_shares(j.n_in);
 
-    for (int i = helper; i < 2 * WIDE_SEGMENTS; i += THREADS_ALL) {
-        int plane = i / WIDE_SEGMENTS, s = i % WIDE_SEGMENTS;
-        bool has = s < n_segments && plane < p.n &&
-                   j.of.parts[p.part[plane]].slots[j.rows.slots[skipped + s]].rank > 0;
-
-        sh.masks[plane][s] = has ? j.rows.masks[skipped + s] : 0;
-    }
     if (helper == 0) {
-        adapt_await(j.meet, min(WIDE_HELPERS * (int)gridDim.x, n_items));
+        adapt_await(j.meet, min(WIDE_HELPERS * (int)gridDim.x, wide_n_items(j)));
         adapt_depart(j);
     }
-    named_sync(3, THREADS_ALL);
-    for (int i = helper; i < p.n * N * 4; i += THREADS_ALL) {
-        int c = i % 4, row = i / 4 % N, plane = i / 4 / N;
-        float4 t = wide_sum_t(j, p.part[plane], row, c);
-        uint32_t first[2], second[2];
+    named_sync(3, ALL);
+#pragma unroll 1
+    for (int plane = 0; plane < p.n; plane++) {
+        float4 t[OWN] = {};
 
-        adapter_divide<2>(first, t.x, t.y);
-        adapter_divide<2>(second, t.z, t.w);
-        sh.terms[0][plane][row][c] = make_uint2(first[0], second[0]);
-        sh.terms[1][plane][row][c] = make_uint2(first[1], second[1]);
+#pragma unroll 8
+        for (int share = 0; share < shares; share++) {
+#pragma unroll
+            for (int i = 0; i < OWN; i++) {
+                int at = helper + i * ALL, row = min(at / 4, j.n - 1);
+                float4 x = __ldcg((const float4 *)wide_t(j, share, p.part[plane], row) + at % 4);
+
+                t[i].x += x.x, t[i].y += x.y, t[i].z += x.z, t[i].w += x.w;
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < OWN; i++) {
+            int at = helper + i * ALL;
+            uint32_t first[2], second[2];
+
+            adapter_divide<2>(first, t[i].x, t[i].y);
+            adapter_divide<2>(second, t[i].z, t[i].w);
+            if (at >= N * 4)
+                continue;
+            sh.terms[0][plane][at / 4][at % 4] = make_uint2(first[0], second[0]);
+            sh.terms[1][plane][at / 4][at % 4] = make_uint2(first[1], second[1]);
+        }
     }
 }
 
@@ -292,43 +339,39 @@ struct wide_pairs {
     uint32_t mask; /* 0: there is none */
 };
 
-/* Bits of the segments in a warp's eight rows. */
-static __device__ inline uint64_t wide_segments_of(const k_adapting &j, int eight)
+/* Bits of the segments in eight rows of x. */
+static __device__ inline uint64_t wide_segments_of(const wide_adapted &sh, int plane, int eight)
 {
-    int lane = threadIdx.x % 32, skipped = j.rows.count[1], n = j.rows.count[0] - skipped;
-    const uint8_t *masks = (const uint8_t *)(j.rows.masks + skipped) + eight;
-    uint32_t low = __ballot_sync(~0U, lane < n && masks[8 * lane] != 0);
-    uint32_t high = __ballot_sync(~0U, lane + 32 < n && masks[8 * (lane + 32)] != 0);
+    const uint8_t *masks = (const uint8_t *)sh.masks[plane] + eight;
+    int lane = threadIdx.x % 32;
+    uint32_t low = __ballot_sync(~0U, masks[8 * lane] != 0);
+    uint32_t high = __ballot_sync(~0U, masks[8 * (lane + 32)] != 0);
 
     return (uint64_t)high << 32 | low;
 }
 
-/* Before the mainloop; b comes to the L2 cache. */
+/* When segments are noted. */
 template <int N>
-static __device__ inline wide_pairs wide_find_pairs(const k_adapting &j, const share &s,
+static __device__ inline wide_pairs wide_find_pairs(const wide_adapted &sh, const share &s,
                                                     const wide_planes &p, int warp)
 {
     int lane = threadIdx.x % 32, eight = warp % DEALT(N), segment;
     int sixteen = warp / DEALT(N) + lane / 8 * (8 / DEALT(N)), row = s.first + sixteen * PATCH_ROWS;
-    uint64_t segments = eight < PATCHES(N) ? wide_segments_of(j, eight) : 0;
+    uint64_t segments = wide_segments_of(sh, 0, eight), second = 0;
     wide_pairs pairs = {};
-    k_adapter one;
-    int part;
 
+    if (p.n == 2)
+        second = wide_segments_of(sh, 1, eight);
+    pairs.plane = row >= p.second;
+    if (pairs.plane != 0)
+        segments = second;
     for (int i = 0; i < lane % 8; i++)
         segments &= segments - 1;
     if (segments == 0 || sixteen >= s.sixteens)
         return pairs;
-    segment = j.rows.count[1] + __ffsll((long long)segments) - 1;
-    part = wide_part_of(j, row);
-    one = j.of.parts[part].slots[j.rows.slots[segment]];
-    if (one.rank == 0)
-        return pairs;
-    pairs.plane = part != p.part[0];
-    pairs.mask = (uint32_t)(j.rows.masks[segment] >> 8 * eight) & 255;
-    pairs.b = (const k_bf16 *)one.b + (size_t)(row - j.of.parts[part].first) * WIDE_RANK;
-    for (int i = 0; i < 4; i++)
-        adapter_fetch_line(pairs.b + i * 64);
+    segment = __ffsll((long long)segments) - 1;
+    pairs.mask = (uint32_t)(sh.masks[pairs.plane][segment] >> 8 * eight) & 255;
+    pairs.b = sh.b[pairs.plane][segment] + (size_t)row * WIDE_RANK;
     return pairs;
 }
 
@@ -387,73 +430,31 @@ static __device__ inline int wide_n_segments(const k_adapting &j)
     return j.rows.count[0] - j.rows.count[1];
 }
 
-/* Where b of a segment's plane begins for this CTA, and its bytes: 0 if there is none. */
-struct wide_source {
-    const k_bf16 *b[2];
-    uint32_t bytes[2];
-};
-
-static __device__ inline wide_source wide_source_of(const k_adapting &j, const product_cut &c,
-                                                    int tile, int s)
-{
-    int half = c.rows / 2, row = tile * half, n = min(half, c.n_out / 2 - row);
-    wide_source from = {};
-
-    for (int plane = 0; plane < 2 && s < wide_n_segments(j); plane++) {
-        const k_adapted &part = j.of.parts[plane == 0 ? 0 : j.of.n_parts - 1];
-        k_adapter one = part.slots[j.rows.slots[j.rows.count[1] + s]];
-
-        if (one.rank == 0)
-            continue;
-        from.b[plane] =
-            (const k_bf16 *)one.b + (size_t)(row + plane * (c.n_out / 2) - part.first) * WIDE_RANK;
-        from.bytes[plane] = (uint32_t)(n * WIDE_RANK * 2);
-    }
-    return from;
-}
-
-static __device__ inline void wide_fetch_bytes(const void *p, uint32_t bytes)
-{
-    if (bytes > 0)
-        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes) : "memory");
-}
-
-/* By a helper warp: bring b to the L2 cache, two segments a lane. */
-static __device__ inline void wide_fetch_segments(const k_adapting &j, const product_cut &c,
-                                                  int tile)
-{
-    for (int s = threadIdx.x % 32; s < wide_n_segments(j); s += 32) {
-        wide_source from = wide_source_of(j, c, tile, s);
-
-        wide_fetch_bytes(from.b[0], from.bytes[0]);
-        wide_fetch_bytes(from.b[1], from.bytes[1]);
-    }
-}
-
 /* By the producer warp, whose leader has loaded all stages of w, and so has seen each round of the
  * ring: load b into the stages behind them, a lane for each segment of a stage. */
 static __device__ void wide_load_segments(char *shared, uint64_t *full, uint64_t *empty,
-                                          const k_adapting &j, const product_cut &c, int tile,
-                                          ring_stage to)
+                                          const wide_adapted &sh, int n, const product_cut &c,
+                                          int tile, ring_stage to)
 {
-    int n = wide_n_segments(j), lane = threadIdx.x % 32, bytes = wide_segment_bytes(c);
+    int lane = threadIdx.x % 32, bytes = wide_segment_bytes(c), half = c.n_out / 2;
+    int row = tile * (c.rows / 2), rows_bytes = min(c.rows / 2, half - row) * WIDE_RANK * 2;
 
     for (int first = 0; first < n; first += c.box, ring_next(&to, 1, c.depth)) {
         char *at = shared + to.at * c.stage_bytes + lane * bytes;
-        wide_source from = {};
-        uint32_t all;
+        int s = first + lane;
+        bool is_there = lane < c.box && s < n, gate = is_there && sh.masks[0][s] != 0;
+        bool up = is_there && sh.masks[1][s] != 0;
+        uint32_t all = __reduce_add_sync(~0U, (uint32_t)((gate + up) * rows_bytes));
 
-        if (lane < c.box)
-            from = wide_source_of(j, c, tile, first + lane);
-        all = __reduce_add_sync(~0U, from.bytes[0] + from.bytes[1]);
         barrier_wait(&empty[to.at], to.parity);
         if (lane == 0)
             barrier_expect(&full[to.at], all);
         __syncwarp();
-        if (from.bytes[0] > 0)
-            copy_to_shared(at, from.b[0], (int)from.bytes[0], &full[to.at]);
-        if (from.bytes[1] > 0)
-            copy_to_shared(at + bytes / 2, from.b[1], (int)from.bytes[1], &full[to.at]);
+        if (gate)
+            copy_to_shared(at, sh.b[0][s] + (size_t)row * WIDE_RANK, rows_bytes, &full[to.at]);
+        if (up)
+            copy_to_shared(at + bytes / 2, sh.b[1][s] + (size_t)(row + half) * WIDE_RANK,
+                           rows_bytes, &full[to.at]);
     }
 }
 

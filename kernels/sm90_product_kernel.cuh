@@ -544,9 +544,9 @@ static __device__ inline void wide_join_consumers(const cta &own, int tile)
 static __device__ inline wide_planes wide_own_planes(const cta &own, const wide_args &a,
                                                      const k_adapting &j)
 {
-    int rows = a.c.rows / a.c.n_split;
+    int rows = a.c.rows / a.c.n_split / (a.c.gated ? 2 : 1);
 
-    return wide_planes_of(j, a.c.gated, own.k.tile * a.c.rows + own.rank * rows, rows);
+    return wide_planes_of(j, a.c.gated, (own.k.tile * a.c.n_split + own.rank) * rows, rows);
 }
 
 /* A tile of one block: mainloop and epilogue. */
@@ -560,10 +560,11 @@ static __device__ inline void wide_work_block(const cta &own, const wide_args &a
         end_begin_patches<N, KIND, WIDE_SCALED(FORM)>(t, s, own.warp, own.warp / DEALT(N));
 
     if constexpr (adapt_is<JOIN>::on) {
-        wide_pairs pairs = wide_find_pairs<N>(join, s, wide_own_planes(own, a, join), own.warp);
+        wide_pairs pairs;
 
         wide_multiply_tile<N, 1, FORM>(acc, at.r, at.w, at.x, at.lane, group, at.form);
         wide_join_consumers(own, tile);
+        pairs = wide_find_pairs<N>(*own.adapted, s, wide_own_planes(own, a, join), own.warp);
         end_block<N, KIND, WIDE_SCALED(FORM)>(acc[0][0], t, s, early, own.warp, own.rank, at.x_sums,
                                               wide_more{*own.adapted, pairs});
     } else {
@@ -680,7 +681,9 @@ static __device__ __forceinline__ void wide_produce(const cta &own, const wide_a
         int n = (k.last - k.first + cut.box - 1) / cut.box * MB; /* stages of w */
         ring_stage to = {n % cut.depth, 1 ^ ((uint32_t)(n / cut.depth) & 1)};
 
-        wide_load_segments(stages, bars.full, bars.empty, join, cut, k.tile, to);
+        named_sync(4, 64);
+        wide_load_segments(stages, bars.full, bars.empty, *own.adapted, wide_n_segments(join), cut,
+                           k.tile, to);
     }
     if (c.n_split > 1)
         cluster_wait();
@@ -699,9 +702,14 @@ static __device__ __forceinline__ void wide_help(const cta &own, const wide_args
 
     wide_fetch_constants(a, own.k.tile, own.rank);
     if constexpr (adapt_is<JOIN>::on) {
-        if (MB == 4 && helper == WIDE_HELPERS - 1)
-            wide_fetch_segments(join, a.c, own.k.tile);
+        if (helper == WIDE_HELPERS - 1) {
+            wide_note_segments(*own.adapted, join, wide_own_planes(own, a, join), a.c.gated);
+            if (MB == 4)
+                named_arrive(4, 64); /* the producer reads them */
+        }
         wide_make_t(join, helper);
+        if (helper == WIDE_HELPERS - 1)
+            adapt_fetch_next(join, false);
     } else {
         asm volatile("griddepcontrol.wait;" ::: "memory");
     }

@@ -74,6 +74,8 @@ static struct k_adapting adapt_begin(struct cuda *c, const struct k_matrix *w, i
 
     must(w->n_in <= c->base.limits.adapter_in);
     return (struct k_adapting){.of = *w->adapters,
+                               .next = w->adapters->next == NULL ? (struct k_adapters){.n_parts = 0}
+                                                                 : *w->adapters->next,
                                .rows = c->arrays.adapted[of_rows ? 1 : 0],
                                .t = c->adapt.t,
                                .meet = c->adapt.meet,

@@ -36,6 +36,7 @@ struct adapters {
     size_t n_targets, targets_cap;
     const struct head_order *orders[ORDERS_MAX]; /* copies, which the targets' slices point to */
     int n_orders;
+    struct k_adapters *last; /* noted */
     int n_slots, rank_max, widest;
     char *memory; /* of the device: [n_slots][slot_bytes] */
     size_t slot_bytes;
@@ -140,7 +141,11 @@ const struct k_adapters *adapters_note(struct adapters *a, const char *const *na
     if (matrix == NULL)
         return NULL;
     matrix->n_parts = n;
+    matrix->n_in = slices[0].n_cols;
     matrix->of_rows = of_rows;
+    if (a->last != NULL && !of_rows && !absent)
+        a->last->next = matrix;
+    a->last = absent ? NULL : matrix;
     for (int i = 0; i < n; i++) {
         const char *name = adapters_short_name(names[i]);
         struct k_adapted *part = &matrix->parts[i];
