@@ -71,7 +71,6 @@ struct k_adapt_rows {
     int32_t *slots;  /* int32 [n]: of the segments; -1: none */
     int32_t *count;  /* int32 [2]: segments; of these, without adapter, which come first */
     int32_t *of;     /* int32 [n]: the rows' slots, -1: none */
-    uint64_t *masks; /* uint64 [n]: of the segments, a bit for each of the first 64 rows */
 };
 
 /* Make the segments of n rows: slots_of int32 [n], each -1 .. n_slots - 1. On the host. work: int32

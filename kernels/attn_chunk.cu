@@ -16,11 +16,13 @@
  * compute all scores, from 32 keys at a time: 137 TFLOP/s of a prompt of 8192 in bf16, 73 in e4m3,
  * where heads of 256 have 619 in sm90_attn_chunk.cu. Latents (latent.h) are such heads, of 576
  * elements and values of 512, with all query heads in one group; their decodes are tiles of one
- * token, whose keys one block reads. Source: the scheme of FlashAttention-2
+ * token, whose keys one block reads. So are all tokens that see chosen positions (index.h): their
+ * keys are those of a list. Source: the scheme of FlashAttention-2
  * (arXiv:2307.08691). */
 #include "kernels/attn_chunk.cuh"
 #include "kernels/choice.h"
 #include "kernels/e4m3.cuh"
+#include "kernels/index.h"
 #include "kernels/latent.h"
 #include "kernels/pages.cuh"
 
@@ -42,6 +44,7 @@ struct chunk_args {
     float scale, out_scale; /* factor of scores, of the output */
     int width;              /* elements of a row of qkv */
     int value_dim;
+    k_choice chosen; /* positions (index.h), NULL: all keys */
 };
 
 /* Keys at a time; the parts of a head's values, and the elements of one. Accumulators of 256
@@ -203,20 +206,27 @@ static __device__ inline void chunk_add_values(chunk_state<D> &st,
     }
 }
 
+/* The keys of a block: positions lowest .. last, or those that a list has there. */
+struct chunk_keys {
+    const int32_t *pages, *chosen; /* chosen NULL: no list */
+    int kv_head, lowest, last;
+};
+
 /* Copy hd elements of keys or values from an offset (0, or value_elems() and more), of BLOCK
  * positions from base, into rows of W; zeros after last, and before lowest, where pages may belong
  * to other sequences. */
 template <int W, int BLOCK>
-static __device__ inline void chunk_copy_block(bf16 *to, const chunk_args &a, const int32_t *pages,
-                                               int kv_head, int base, int lowest, int last,
-                                               size_t offset, int hd)
+static __device__ inline void chunk_copy_block(bf16 *to, const chunk_args &a, const chunk_keys &k,
+                                               int base, size_t offset, int hd)
 {
     bool is_whole = hd % 8 == 0 && a.kv.head_dim % 8 == 0;
 
     for (int row_idx = threadIdx.x / 8; row_idx < BLOCK; row_idx += WARPS * 4) {
-        bool is_key = base + row_idx >= lowest && base + row_idx <= last;
+        int at = base + row_idx;
+        bool is_key = at >= k.lowest && at <= k.last;
+        int pos = is_key && k.chosen != NULL ? k.chosen[at] : at;
         const k_bf16 *from =
-            is_key ? key_row(a.kv, pages, base + row_idx, kv_head) + offset : (const k_bf16 *)NULL;
+            is_key ? key_row(a.kv, k.pages, pos, k.kv_head) + offset : (const k_bf16 *)NULL;
         bf16 *row = to + row_idx * (W + PAD);
 
         if (a.kv.type == K_BF16)
@@ -262,7 +272,41 @@ static __device__ void chunk_write_rows(const chunk_state<D> &st, const chunk_ar
     }
 }
 
-template <int D>
+/* The tokens of a block, and the keys of the last of them. */
+struct chunk_tile {
+    int token0, n_tokens, pos0; /* pos0: of the first, among the keys */
+    chunk_keys keys;
+};
+
+/* A tile of a plan; all its tokens follow each other. */
+static __device__ inline chunk_tile chunk_tile_of(const chunk_args &a, int seq)
+{
+    int start = a.plan.tile_starts != NULL ? a.plan.tile_starts[blockIdx.x] : 0; /* NULL: decodes */
+    int n_seq = a.t.seq_start[seq + 1] - a.t.seq_start[seq];
+    int n_tokens = min(K_TILE_TOKENS(a.n_heads / a.kv.n_kv_heads), n_seq - start);
+    int pos0 = a.t.kv_len[seq] - n_seq + start;
+    uint32_t window = a.kv.window > 0 ? (uint32_t)a.kv.window : 1U << 31;
+
+    return {a.t.seq_start[seq] + start,
+            n_tokens,
+            pos0,
+            {a.t.page_ids + (size_t)seq * a.t.pages_max, NULL, (int)blockIdx.y,
+             (uint32_t)pos0 < window ? 0 : pos0 - (int)window + 1, pos0 + n_tokens - 1}};
+}
+
+/* A token that sees chosen positions, of which there are as many as it may see, or n_keys. */
+static __device__ inline chunk_tile chunk_chosen_tile(const chunk_args &a, int seq)
+{
+    int token = blockIdx.x, last = min(a.chosen.n_keys, a.t.pos[token] + 1) - 1;
+
+    return {token,
+            1,
+            last,
+            {a.t.page_ids + (size_t)seq * a.t.pages_max,
+             a.chosen.positions + (size_t)token * a.chosen.n_keys, (int)blockIdx.y, 0, last}};
+}
+
+template <int D, bool CHOSEN>
 static __global__ void __launch_bounds__(WARPS * 32) attn_chunk_kernel(const chunk_args a)
 {
     using form = chunk_form<D>;
@@ -270,70 +314,68 @@ static __global__ void __launch_bounds__(WARPS * 32) attn_chunk_kernel(const chu
     extern __shared__ __align__(16) char shared[];
     bf16 *queries = (bf16 *)shared, *keys = queries + ROWS * (D + PAD),
          *values = keys + BLOCK * (D + PAD);
-    int tile = blockIdx.x, kv_head = blockIdx.y, group = a.n_heads / a.kv.n_kv_heads;
-    int hd = a.kv.head_dim, seq = a.plan.tile_seqs != NULL ? a.plan.tile_seqs[tile] : tile;
-    int start = a.plan.tile_starts != NULL ? a.plan.tile_starts[tile] : 0; /* NULL: decodes */
-    int n_seq = a.t.seq_start[seq + 1] - a.t.seq_start[seq];
-    int n_tokens = min(K_TILE_TOKENS(group), n_seq - start);
-    int token0 = a.t.seq_start[seq] + start, pos0 = a.t.kv_len[seq] - n_seq + start;
-    int last = pos0 + n_tokens - 1, warp = threadIdx.x / 32,
-        row0 = warp * 16 + threadIdx.x % 32 / 4;
+    int group = a.n_heads / a.kv.n_kv_heads, hd = a.kv.head_dim, tile_idx = blockIdx.x;
+    int seq = CHOSEN                     ? a.t.seq[tile_idx]
+              : a.plan.tile_seqs != NULL ? a.plan.tile_seqs[tile_idx]
+                                         : tile_idx;
+    const chunk_tile tile = CHOSEN ? chunk_chosen_tile(a, seq) : chunk_tile_of(a, seq);
+    int warp = threadIdx.x / 32, row0 = warp * 16 + threadIdx.x % 32 / 4;
     uint32_t window = a.kv.window > 0 ? (uint32_t)a.kv.window : 1U << 31;
-    int lowest = (uint32_t)pos0 < window ? 0 : pos0 - (int)window + 1,
-        first = lowest / BLOCK * BLOCK;
-    const int32_t *pages = a.t.page_ids + (size_t)seq * a.t.pages_max;
+    int first = tile.keys.lowest / BLOCK * BLOCK;
     size_t values_at = value_elems(a.kv) + form::first();
     chunk_state<D> st;
 
     if (a.t.kv_len[seq] == 0)
         return;
     for (int row = threadIdx.x / 8; row < ROWS; row += WARPS * 4) {
-        size_t head = kv_head * group + row % group;
-        const k_bf16 *from = a.qkv + (size_t)(token0 + row / group) * a.width + head * hd;
+        size_t head = blockIdx.y * group + row % group;
+        const k_bf16 *from = a.qkv + (size_t)(tile.token0 + row / group) * a.width + head * hd;
 
-        chunk_copy_row<D>(queries + row * (D + PAD), row / group < n_tokens ? from : NULL, hd,
+        chunk_copy_row<D>(queries + row * (D + PAD), row / group < tile.n_tokens ? from : NULL, hd,
                           hd % 8 == 0, threadIdx.x % 8);
     }
     for (int j = 0; j < form::PART / 8; j++)
         st.acc[j][0] = st.acc[j][1] = st.acc[j][2] = st.acc[j][3] = 0.0f;
     st.top[0] = st.top[1] = NOTHING;
     st.sum[0] = st.sum[1] = 0.0f;
-    chunk_copy_block<D, BLOCK>(keys, a, pages, kv_head, first, lowest, last, 0, hd);
-    for (int base = first; base <= last; base += BLOCK) {
+    chunk_copy_block<D, BLOCK>(keys, a, tile.keys, first, 0, hd);
+    for (int base = first; base <= tile.keys.last; base += BLOCK) {
         float score[BLOCK / 8][4];
-        int limit[2] = {pos0 + row0 / group - base, pos0 + (row0 + 8) / group - base};
+        int limit[2] = {tile.pos0 + row0 / group - base, tile.pos0 + (row0 + 8) / group - base};
 
-        chunk_copy_block<form::PART, BLOCK>(values, a, pages, kv_head, base, lowest, last,
-                                            values_at, a.value_dim - form::first());
+        chunk_copy_block<form::PART, BLOCK>(values, a, tile.keys, base, values_at,
+                                            a.value_dim - form::first());
         chunk_wait_groups<1>(); /* the keys */
         __syncthreads();
         chunk_score_block<D>(score, queries + warp * 16 * (D + PAD), keys);
         chunk_soften<D>(st, score, a.scale * LOG2_E, a.kv.cap * LOG2_E, limit, window);
         __syncthreads();
         /* Past the end: zeros. */
-        chunk_copy_block<D, BLOCK>(keys, a, pages, kv_head, base + BLOCK, lowest, last, 0, hd);
+        chunk_copy_block<D, BLOCK>(keys, a, tile.keys, base + BLOCK, 0, hd);
         chunk_wait_groups<1>(); /* the values */
         __syncthreads();
         chunk_add_values<D>(st, score, values);
         __syncthreads();
     }
     chunk_wait_groups<0>();
-    chunk_write_rows<D>(st, a, token0, n_tokens, kv_head);
+    chunk_write_rows<D>(st, a, tile.token0, tile.n_tokens, blockIdx.y);
 }
 
 /* Shared memory for queries and one block each of keys and values: more than the default limit. */
-template <int D> static int chunk_launch_dim(const chunk_args &a, k_stream stream)
+template <int D, bool CHOSEN = false>
+static int chunk_launch_dim(const chunk_args &a, k_stream stream)
 {
     using form = chunk_form<D>;
     size_t elems = (ROWS + form::BLOCK) * (D + PAD) + form::BLOCK * (form::PART + PAD);
     size_t smem = elems * sizeof(bf16);
     int parts = (a.value_dim + form::PART - 1) / form::PART;
+    int n_tiles = CHOSEN ? a.t.n_tokens : a.plan.n_tiles;
 
-    if (cudaFuncSetAttribute(attn_chunk_kernel<D>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             (int)smem) != cudaSuccess)
+    if (cudaFuncSetAttribute(attn_chunk_kernel<D, CHOSEN>,
+                             cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem) != cudaSuccess)
         return -1;
-    return K_LAUNCH(attn_chunk_kernel<D>, dim3(a.plan.n_tiles, a.kv.n_kv_heads, parts), WARPS * 32,
-                    smem, stream, a);
+    return K_LAUNCH((attn_chunk_kernel<D, CHOSEN>), dim3(n_tiles, a.kv.n_kv_heads, parts),
+                    WARPS * 32, smem, stream, a);
 }
 
 /* The scales of e4m3 pages are applied to scores and to the output, not to each key and value. */
@@ -351,7 +393,8 @@ int k_attn_chunk_plain(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv,
                        scale,
                        1.0f,
                        k_qkv_heads(kv, n_heads) * hd,
-                       kv->value_dim > 0 ? kv->value_dim : hd};
+                       kv->value_dim > 0 ? kv->value_dim : hd,
+                       {}};
 
     if (kv->type == K_E4M3) {
         args.scale *= kv->k_scale;
@@ -392,4 +435,22 @@ int k_attn_latents_plain(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv,
     if (rc == 0 && plan->n_tiles > 0)
         rc = k_attn_chunk_plain(out, qkv, kv, t, plan, n_heads, scale, stream);
     return rc;
+}
+
+/* Rows of 32 and 256 elements are those of tests. */
+int k_attn_chosen(k_bf16 *out, const k_bf16 *queries, const struct k_kv *kv,
+                  const struct k_tokens *t, const struct k_choice *chosen, int n_heads, float scale,
+                  k_stream stream)
+{
+    chunk_args args = {
+        out,           queries, *kv, *t, {}, n_heads, scale, 1.0f, n_heads * kv->head_dim,
+        kv->value_dim, *chosen};
+
+    if (n_heads > K_LATENT_HEADS_MAX || kv->value_dim == 0 || kv->type != K_BF16)
+        return -1;
+    if (kv->head_dim <= 32)
+        return chunk_launch_dim<32, true>(args, stream);
+    if (kv->head_dim <= 256)
+        return chunk_launch_dim<256, true>(args, stream);
+    return chunk_launch_dim<K_LATENT_RANK_MAX + K_LATENT_ROPE_MAX, true>(args, stream);
 }

@@ -153,6 +153,29 @@ int k_attn_latents(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv, const 
     return k_attn_latents_plain(out, qkv, kv, t, plan, n_heads, scale, stream);
 }
 
+int k_latent_joins(const struct k_latent_shape *s, const struct k_matrix *q_b, int n)
+{
+#ifdef HAVE_SM90
+    return !k_is_portable() && k_latent_joins_sm90(s, q_b, n);
+#else
+    (void)s, (void)q_b, (void)n;
+    return 0;
+#endif
+}
+
+int k_latent_join(k_bf16 *out, const k_bf16 *in, const struct k_latent *l,
+                  const struct k_matrix *q_b, const struct k_kv *kv, const struct k_tokens *t,
+                  k_stream stream)
+{
+#ifdef HAVE_SM90
+    if (!k_is_portable())
+        return k_latent_join_sm90(out, in, l, q_b, kv, t, stream);
+#else
+    (void)out, (void)in, (void)l, (void)q_b, (void)kv, (void)t, (void)stream;
+#endif
+    return -1;
+}
+
 int k_attn_schedule(const struct k_attn_plan *plan, const struct k_kv *kv, const struct k_tokens *t,
                     int n_heads, k_stream stream)
 {

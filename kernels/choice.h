@@ -6,7 +6,7 @@
 #define QUIRE_KERNELS_CHOICE_H
 
 #include "kernels/adapter.h"
-#include "kernels/kernels.h"
+#include "kernels/latent.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -51,6 +51,10 @@ int k_attn_latents_take_sm90(const struct k_kv *kv);
 int k_attn_latents_sm90(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv,
                         const struct k_tokens *t, const struct k_attn_plan *plan, int n_heads,
                         float scale, k_stream stream);
+int k_latent_joins_sm90(const struct k_latent_shape *s, const struct k_matrix *q_b, int n);
+int k_latent_join_sm90(k_bf16 *out, const k_bf16 *in, const struct k_latent *l,
+                       const struct k_matrix *q_b, const struct k_kv *kv, const struct k_tokens *t,
+                       k_stream stream);
 int k_attn_latents_plain(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv,
                          const struct k_tokens *t, const struct k_attn_plan *plan, int n_heads,
                          float scale, k_stream stream);

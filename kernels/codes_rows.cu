@@ -54,6 +54,8 @@ static __global__ void __launch_bounds__(THREADS)
 {
     size_t i = ((size_t)blockIdx.x * THREADS + threadIdx.x) * 16;
 
+    wait_for_previous();
+    let_next_begin();
     if (i >= n)
         return;
 #pragma unroll
@@ -63,6 +65,6 @@ static __global__ void __launch_bounds__(THREADS)
 
 int k_halve_rows(void *out, const k_bf16 *x, size_t n, k_stream stream)
 {
-    return K_LAUNCH(halve_rows_kernel, (unsigned)((n / 16 + THREADS - 1) / THREADS), THREADS, 0,
-                    stream, out, x, n);
+    return K_LAUNCH_EARLY(halve_rows_kernel, (unsigned)((n / 16 + THREADS - 1) / THREADS), THREADS,
+                          stream, out, x, n);
 }

@@ -9,7 +9,8 @@
  * inputs are such that no block writes a row that another one reads (kernels.h).
  *
  * Sequences with several: the convolution, SiLU and lengths, by one warp per head of a token, into
- * float32 rows; chunks (delta_chunk.cu); the norm and the gate.
+ * float32 rows; chunks (delta_chunk.cu) or, by channel, token after token (delta_channel.cu); the
+ * norm and the gate.
  *
  * Heads of other sizes than 128 take the same kernels with checks. */
 #include "kernels/delta.cuh"
@@ -21,13 +22,14 @@
 #define CONV_WARPS  8
 
 static_assert(DELTA_DIM == 4 * 32, "four columns or channels of a head per lane");
-static_assert(3 * DELTA_DIM <= ONE_THREADS, "a thread convolves one channel");
+static_assert(4 * DELTA_DIM == ONE_THREADS, "a thread convolves one channel, or has a factor");
 
 /* --- a token per sequence ------------------------------------------------------------------- */
 
 struct delta_one {
     float m[DELTA_DIM][DELTA_DIM]; /* a thread only uses elements that it has fetched */
     float q[DELTA_DIM], k[DELTA_DIM], v[DELTA_DIM], u[DELTA_DIM];
+    float keep[DELTA_DIM];             /* by channel: factors of rows */
     float parts[ONE_WARPS][DELTA_DIM]; /* sums over a warp's rows, by column */
     float squares[ONE_WARPS];
 };
@@ -76,11 +78,7 @@ static __device__ inline void delta_fetch_four(const delta_args &a, float *to, i
     int column = threadIdx.x % 32 * 4;
 
     if constexpr (type == STATE_FLOAT) {
-        uint32_t shared = (uint32_t)__cvta_generic_to_shared(to);
-
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared),
-                     "l"((const float *)a.state.pages + delta_at(a, seq, place))
-                     : "memory");
+        tf32_copy_four(to, (const float *)a.state.pages + delta_at(a, seq, place));
     } else {
         for (int i = 0; i < 4; i++)
             to[i] = row < s.k_dim && column + i < s.v_dim
@@ -114,7 +112,7 @@ static __device__ inline void delta_store_four(const delta_args &a, int seq, int
 
 /* q, k and v of the block's head, one channel per thread, and the token's inputs into the state.
  * The first value head of a key head stores those of q and k. */
-template <state_type type>
+template <state_type type, bool by_channel>
 static __device__ inline void delta_one_convolve(const delta_args &a, delta_one &shared, int seq,
                                                  int token, int pos, int head)
 {
@@ -124,6 +122,8 @@ static __device__ inline void delta_one_convolve(const delta_args &a, delta_one 
     float x = 0.0f, squares;
     delta_head h;
 
+    if (part > 2 && by_channel)
+        shared.keep[i] = delta_keep_row(a, token, head, i);
     if (part > 2)
         return;
     h = part < 2 ? delta_key_head(a, head / turn, part == 1) : delta_value_head(a, head);
@@ -158,6 +158,7 @@ static __device__ inline float delta_sum_parts(const delta_one &shared)
 }
 
 /* The result of the block's head: a thread has a column of the first four warps. */
+template <bool by_channel>
 static __device__ inline void delta_one_finish(const delta_args &a, delta_one &shared, int token,
                                                int head)
 {
@@ -175,12 +176,12 @@ static __device__ inline void delta_one_finish(const delta_args &a, delta_one &s
     }
     __syncthreads();
     if (i < s.v_dim) {
-        float z = load_bf16(delta_row(a, token) + k_delta_channels(&s) + head * s.v_dim + i);
+        float z = load_bf16(delta_z(a, token) + head * s.v_dim + i);
         float scale = rsqrtf(delta_four(shared.squares) / s.v_dim + a.d.eps);
         float norm = load_bf16((const k_bf16 *)a.d.norm + i);
 
         store_x(a.out, (size_t)token * k_delta_values(&s) + head * s.v_dim + i,
-                o * scale * norm * (z * delta_sigmoid(z)), a.is_half);
+                o * scale * norm * delta_open(by_channel, z), a.is_half);
     }
 }
 
@@ -225,17 +226,21 @@ static __device__ inline void delta_fetch_matrix(const delta_args &a, float *own
     }
 }
 
-/* Sums of the matrix, times keep, over the thread's rows, by k. */
-static __device__ inline float4 delta_read_rows(const float *own, const float *k, float by)
+/* Sums of the matrix, times keep, over the thread's rows, by k. keep [ONE_ROWS], unless the factor
+ * of all rows is in `by`. */
+template <bool by_channel>
+static __device__ inline float4 delta_read_rows(const float *own, const float *k, const float *keep,
+                                                float by)
 {
     float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 
     for (int i = 0; i < ONE_ROWS; i++)
-        delta_fma(sum, k[i] * by, *(const float4 *)(own + i * DELTA_DIM));
+        delta_fma(sum, by_channel ? k[i] * keep[i] * by : k[i] * by,
+                  *(const float4 *)(own + i * DELTA_DIM));
     return sum;
 }
 
-template <state_type type>
+template <state_type type, bool by_channel>
 static __global__ void __launch_bounds__(ONE_THREADS, 3) delta_one_kernel(const delta_args a)
 {
     extern __shared__ __align__(16) float delta_memory[];
@@ -243,23 +248,24 @@ static __global__ void __launch_bounds__(ONE_THREADS, 3) delta_one_kernel(const 
     int head = blockIdx.x, seq = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     int token = a.t.seq_start[seq], len = a.t.kv_len[seq], first = warp * ONE_ROWS;
     float *own = &shared.m[first][4 * lane];
-    const float *gate = a.gates + (size_t)token * 2 * a.d.shape.n_v_heads;
+    const float *gate = a.gates + (size_t)token * (by_channel ? 1 : 2) * a.d.shape.n_v_heads;
     float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f), u;
-    float q_scale, k_scale, keep, beta;
+    float q_scale, k_scale, keep = 1.0f, beta;
     delta_place place;
 
     if (len == 0 || delta_is_chunk(a, seq))
         return;
     delta_fetch_matrix<type>(a, own, seq, head, len == 1);
-    delta_one_convolve<type>(a, shared, seq, token, len - 1, head);
-    keep = __expf(delta_log_keep(a, gate, head));
+    delta_one_convolve<type, by_channel>(a, shared, seq, token, len - 1, head);
+    if (!by_channel)
+        keep = __expf(delta_log_keep(a, gate, head));
     beta = delta_sigmoid(gate[head]);
-    asm volatile("cp.async.wait_all;" ::: "memory");
+    tf32_wait_copies();
     __syncthreads();
     q_scale = rsqrtf((delta_four(shared.squares) + LENGTH_EPS) * a.d.shape.k_dim);
     k_scale = rsqrtf(delta_four(shared.squares + 4) + LENGTH_EPS);
     *(float4 *)&shared.parts[warp][4 * lane] =
-        delta_read_rows(own, shared.k + first, keep * k_scale);
+        delta_read_rows<by_channel>(own, shared.k + first, shared.keep + first, keep * k_scale);
     __syncthreads();
     if (threadIdx.x < DELTA_DIM)
         shared.u[threadIdx.x] = beta * (shared.v[threadIdx.x] - delta_sum_parts(shared)) * k_scale;
@@ -269,6 +275,8 @@ static __global__ void __launch_bounds__(ONE_THREADS, 3) delta_one_kernel(const 
     for (int i = 0; i < ONE_ROWS; i++, delta_next_place(a, place)) {
         float4 m = *(const float4 *)(own + i * DELTA_DIM);
 
+        if (by_channel)
+            keep = shared.keep[first + i];
         m.x *= keep, m.y *= keep, m.z *= keep, m.w *= keep;
         delta_fma(m, shared.k[first + i], u);
         delta_store_four<type>(a, seq, head, first + i, place, m);
@@ -276,13 +284,23 @@ static __global__ void __launch_bounds__(ONE_THREADS, 3) delta_one_kernel(const 
     }
     *(float4 *)&shared.parts[warp][4 * lane] = sum;
     __syncthreads();
-    delta_one_finish(a, shared, token, head);
+    delta_one_finish<by_channel>(a, shared, token, head);
 }
 
 /* --- several tokens: the convolution ---------------------------------------------------------- */
 
-/* A row of a.d.rows: q and k of their lengths, rounded for tensor cores, and v. A warp has a head
- * of a token. */
+/* The factors of a head's matrix before a token, by a warp. */
+static __device__ inline void delta_keep_rows(const delta_args &a, int token, int head)
+{
+    const struct k_delta_shape &s = a.d.shape;
+    float *to = delta_chunk_rows(a) + ((size_t)token * s.n_v_heads + head) * s.k_dim;
+
+    for (int i = threadIdx.x % 32; i < s.k_dim; i += 32)
+        to[i] = delta_keep_row(a, token, head, i);
+}
+
+/* A row of a.d.rows: q and k of their lengths, rounded for tensor cores unless factors are by
+ * channel, and v. A warp has a head of a token; by channel others have the factors of one. */
 static __global__ void __launch_bounds__(32 * CONV_WARPS) delta_convolve_kernel(const delta_args a)
 {
     const struct k_delta_shape &s = a.d.shape;
@@ -293,6 +311,8 @@ static __global__ void __launch_bounds__(32 * CONV_WARPS) delta_convolve_kernel(
     float x[4], squares = 0.0f, scale = 1.0f;
     delta_head h;
 
+    if (s.by_channel && item >= n_heads && item < n_heads + s.n_v_heads && delta_is_chunk(a, seq))
+        delta_keep_rows(a, token, item - n_heads);
     if (item >= n_heads || !delta_is_chunk(a, seq))
         return;
     h = is_value ? delta_value_head(a, item - 2 * s.n_k_heads)
@@ -314,7 +334,9 @@ static __global__ void __launch_bounds__(32 * CONV_WARPS) delta_convolve_kernel(
 
         if (i < h.dim)
             a.d.rows[(size_t)token * k_delta_channels(&s) + h.channel + i] =
-                is_value ? x[j] : tf32_round(x[j] * scale);
+                is_value       ? x[j]
+                : s.by_channel ? x[j] * scale
+                               : tf32_round(x[j] * scale);
     }
 }
 
@@ -344,25 +366,35 @@ static __global__ void __launch_bounds__(32 * CONV_WARPS) delta_finish_kernel(co
         int i = lane + 32 * j;
 
         if (i < s.v_dim) {
-            float z = load_bf16(delta_row(a, token) + k_delta_channels(&s) + first + i);
+            float z = load_bf16(delta_z(a, token) + first + i);
             float norm = load_bf16((const k_bf16 *)a.d.norm + i);
 
             store_x(a.out, (size_t)token * k_delta_values(&s) + first + i,
-                    o[j] * scale * norm * (z * delta_sigmoid(z)), a.is_half);
+                    o[j] * scale * norm * delta_open(s.by_channel, z), a.is_half);
         }
     }
 }
 
 /* --- launchers -------------------------------------------------------------------------- */
 
-template <state_type type> static int delta_launch_one(const delta_args &args, k_stream stream)
+template <state_type type, bool by_channel>
+static int delta_launch_form(const delta_args &args, k_stream stream)
 {
     static_assert(3 * (sizeof(delta_one) + 1024) <= 228 * 1024, "three blocks of a multiprocessor");
-    if (cudaFuncSetAttribute(delta_one_kernel<type>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+    if (cudaFuncSetAttribute(delta_one_kernel<type, by_channel>,
+                             cudaFuncAttributeMaxDynamicSharedMemorySize,
                              (int)sizeof(delta_one)) != cudaSuccess)
         return -1;
-    return K_LAUNCH(delta_one_kernel<type>, dim3(args.d.shape.n_v_heads, args.t.n_seqs),
-                    ONE_THREADS, sizeof(delta_one), stream, args);
+    return K_LAUNCH((delta_one_kernel<type, by_channel>),
+                    dim3(args.d.shape.n_v_heads, args.t.n_seqs), ONE_THREADS, sizeof(delta_one),
+                    stream, args);
+}
+
+template <state_type type> static int delta_launch_one(const delta_args &args, k_stream stream)
+{
+    if (args.d.shape.by_channel)
+        return delta_launch_form<type, true>(args, stream);
+    return delta_launch_form<type, false>(args, stream);
 }
 
 static int delta_run_one(const delta_args &args, bool whole, k_stream stream)
@@ -379,9 +411,9 @@ int k_delta_rule(void *out, bool is_half, const k_bf16 *in, const float *gates,
                  const struct k_delta *d, const struct k_state *state, const struct k_tokens *t,
                  k_stream stream)
 {
-    delta_args args = {out, in, gates, *d, *state, *t, is_half};
     const struct k_delta_shape *s = &d->shape;
-    int n_heads = 2 * s->n_k_heads + s->n_v_heads;
+    delta_args args = {out, in, gates, *d, *state, *t, is_half, NULL, 0};
+    int n_heads = 2 * s->n_k_heads + (s->by_channel ? 2 : 1) * s->n_v_heads;
     dim3 heads(t->n_tokens, (n_heads + CONV_WARPS - 1) / CONV_WARPS);
     dim3 values(t->n_tokens, (s->n_v_heads + CONV_WARPS - 1) / CONV_WARPS);
     bool whole = s->k_dim == DELTA_DIM && s->v_dim == DELTA_DIM && state->page_elems % 4 == 0 &&
@@ -389,13 +421,16 @@ int k_delta_rule(void *out, bool is_half, const k_bf16 *in, const float *gates,
 
     if (s->k_dim > DELTA_DIM || s->v_dim > DELTA_DIM)
         return -1;
+    args.z = s->by_channel ? (const k_bf16 *)d->z : in + k_delta_channels(s);
+    args.z_pitch = s->by_channel ? k_delta_values(s) : k_delta_row(s);
     args.d.rows += delta_chunk_elems(args);
     if ((t->n_seqs > 1 || t->n_tokens == 1) && delta_run_one(args, whole, stream) != 0)
         return -1;
     if (t->n_tokens == t->n_seqs)
         return 0;
     if (K_LAUNCH(delta_convolve_kernel, heads, 32 * CONV_WARPS, 0, stream, args) != 0 ||
-        delta_launch_chunks(args, stream) != 0)
+        (s->by_channel ? delta_launch_channels(args, stream) : delta_launch_chunks(args, stream)) !=
+            0)
         return -1;
     return K_LAUNCH(delta_finish_kernel, values, 32 * CONV_WARPS, 0, stream, args);
 }

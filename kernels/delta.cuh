@@ -5,6 +5,7 @@
 #define QUIRE_KERNELS_DELTA_CUH
 
 #include "kernels/common.cuh"
+#include "kernels/delta.h"
 #include "kernels/state.cuh"
 #include "kernels/tf32.cuh"
 
@@ -19,17 +20,24 @@ struct delta_args {
     struct k_state state;
     struct k_tokens t;
     bool is_half;
+    const k_bf16 *z; /* of the first token */
+    int z_pitch;     /* to the next one */
 };
 
-/* The launcher of delta_chunk.cu: sequences with several tokens, from the rows that
- * delta_convolve_kernel() has written; results replace v in them. */
+/* The launchers of delta_chunk.cu and delta_channel.cu: sequences with several tokens, from the
+ * rows that delta_convolve_kernel() has written; results replace v in them. The second one is for
+ * factors by channel. */
 int delta_launch_chunks(const delta_args &a, k_stream stream);
+int delta_launch_channels(const delta_args &a, k_stream stream);
 
 /* Rows of chunks [n_tokens][n_v_heads][K_DELTA_CHUNK], which lie before those of a.d.rows, because
- * they are in groups of four whatever the sizes of heads are. */
+ * they are in groups of four whatever the sizes of heads are. By channel factors of the matrices'
+ * rows [n_tokens][n_v_heads][k_dim] lie there. */
 static __host__ __device__ inline size_t delta_chunk_elems(const delta_args &a)
 {
-    return (size_t)a.t.n_tokens * a.d.shape.n_v_heads * K_DELTA_CHUNK;
+    const struct k_delta_shape &s = a.d.shape;
+
+    return (size_t)a.t.n_tokens * s.n_v_heads * (s.by_channel ? s.k_dim : K_DELTA_CHUNK);
 }
 
 static __device__ inline float *delta_chunk_rows(const delta_args &a)
@@ -41,6 +49,12 @@ static __device__ inline float *delta_chunk_rows(const delta_args &a)
 static __device__ inline bool delta_is_chunk(const delta_args &a, int seq)
 {
     return a.t.kv_len[seq] > 0 && a.t.seq_start[seq + 1] - a.t.seq_start[seq] > 1;
+}
+
+/* True if rows and heads lie in groups of four elements. */
+static __device__ inline bool delta_in_fours(const struct k_delta_shape &s)
+{
+    return s.k_dim % 4 == 0 && s.v_dim % 4 == 0;
 }
 
 /* --- addresses ------------------------------------------------------------------------------ */
@@ -59,7 +73,18 @@ static __device__ inline const k_bf16 *delta_row(const delta_args &a, int token)
 {
     const struct k_delta_shape &s = a.d.shape;
 
-    return a.in + (size_t)token * (k_delta_channels(&s) + k_delta_values(&s));
+    return a.in + (size_t)token * k_delta_row(&s);
+}
+
+/* A token's z of all value heads, and its row of gates. */
+static __device__ inline const k_bf16 *delta_z(const delta_args &a, int token)
+{
+    return a.z + (size_t)token * a.z_pitch;
+}
+
+static __device__ inline const float *delta_gates(const delta_args &a, int token)
+{
+    return a.gates + (size_t)token * k_delta_gates(&a.d.shape);
 }
 
 /* --- one token ------------------------------------------------------------------------------ */
@@ -69,13 +94,36 @@ static __device__ inline float delta_sigmoid(float x)
     return 1.0f / (1.0f + __expf(-x));
 }
 
+static __device__ inline float delta_softplus(float x)
+{
+    return x > 20.0f ? x : log1pf(expf(x));
+}
+
 /* The logarithm of the factor of a head's matrix before a token. */
 static __device__ inline float delta_log_keep(const delta_args &a, const float *gate, int head)
 {
     float x = gate[a.d.shape.n_v_heads + head] + a.d.dt_bias[head];
-    float softplus = x > 20.0f ? x : log1pf(expf(x));
 
-    return -expf(a.d.a_log[head]) * softplus;
+    return -expf(a.d.a_log[head]) * delta_softplus(x);
+}
+
+/* The factor of row i of a head's matrix before a token, by channel; 1 behind the last row. */
+static __device__ inline float delta_keep_row(const delta_args &a, int token, int head, int i)
+{
+    const struct k_delta_shape &s = a.d.shape;
+    int at = head * s.k_dim + i;
+
+    if (i >= s.k_dim)
+        return 1.0f;
+    return __expf(
+        -expf(a.d.a_log[head]) *
+        delta_softplus(a.d.a[(size_t)token * k_delta_forgets(&s) + at] + a.d.dt_bias[at]));
+}
+
+/* What a result is multiplied with. */
+static __device__ inline float delta_open(bool by_channel, float z)
+{
+    return by_channel ? delta_sigmoid(z) : z * delta_sigmoid(z);
 }
 
 /* A head of q, k or v: its taps, and its first channel. */
@@ -124,6 +172,36 @@ static __device__ inline float delta_convolve(const delta_args &a, const delta_h
     for (int back = K_CONV_TAPS_MAX - 1; back >= 0; back--)
         sum += by[back] * x[back];
     return sum * delta_sigmoid(sum);
+}
+
+/* --- a sequence's tokens by one block ------------------------------------------------------- */
+
+/* The block's part of the work. */
+struct delta_part {
+    int head, seq, column, n_columns; /* the first of its columns in the head, and their number */
+    int begin, end;                   /* tokens */
+};
+
+/* The last inputs of the block's channels replace older ones in the state: its values, and queries
+ * and keys if its head is the first one that reads them. */
+static __device__ inline void delta_keep_inputs(const delta_args &a, const delta_part &part)
+{
+    const struct k_delta_shape &s = a.d.shape;
+    int turn = s.n_v_heads / s.n_k_heads, first = max(part.begin, part.end - s.n_taps);
+    int first_pos = a.t.kv_len[part.seq] - (part.end - part.begin) - part.begin;
+    bool has_keys = part.head % turn == 0 && part.column == 0;
+    int n = part.n_columns + (has_keys ? 2 * s.k_dim : 0);
+
+    for (int at = threadIdx.x; at < (part.end - first) * n; at += (int)blockDim.x) {
+        int token = first + at / n, i = at % n - part.n_columns;
+        int channel = 2 * k_delta_keys(&s) + part.head * s.v_dim + part.column + at % n;
+
+        if (i >= 0)
+            channel =
+                part.head / turn * s.k_dim + i % s.k_dim + (i < s.k_dim ? 0 : k_delta_keys(&s));
+        state_write(a.state, a.t, part.seq, delta_kept(a, first_pos + token, channel),
+                    load_bf16(delta_row(a, token) + channel));
+    }
 }
 
 #endif

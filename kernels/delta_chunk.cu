@@ -44,7 +44,7 @@ static __device__ inline delta_decay delta_decay_of(const delta_args &a, int fir
     delta_decay d = {0.0f, 0.0f};
 
     if (lane < n) {
-        const float *gate = a.gates + (size_t)(first + lane) * 2 * a.d.shape.n_v_heads;
+        const float *gate = delta_gates(a, first + lane);
 
         d.g = delta_log_keep(a, gate, head);
         d.beta = delta_sigmoid(gate[head]);
@@ -56,12 +56,6 @@ static __device__ inline delta_decay delta_decay_of(const delta_args &a, int fir
             d.g += before;
     }
     return d;
-}
-
-/* True if rows and heads lie in groups of four elements. */
-static __device__ inline bool delta_in_fours(const struct k_delta_shape &s)
-{
-    return s.k_dim % 4 == 0 && s.v_dim % 4 == 0;
 }
 
 /* --- the first kernel ------------------------------------------------------------------------- */
@@ -204,12 +198,6 @@ struct delta_chunks {
     delta_stage stages[2];
     float s[DELTA_DIM * S_PITCH]; /* the matrix, rounded */
     float v[CHUNK * S_PITCH];     /* V */
-};
-
-/* The block's part of the work. */
-struct delta_part {
-    int head, seq, column, n_columns; /* the first of its columns in the head, and their number */
-    int begin, end;                   /* tokens */
 };
 
 /* Begin to fetch a chunk; the first warp makes its factors. */
@@ -414,28 +402,6 @@ static __device__ inline void delta_run_chunk(const delta_args &a, const delta_p
     }
     delta_write_matrix(c, stage, m);
     delta_show_matrix(c, m);
-}
-
-/* The last inputs of the block's channels replace older ones in the state: its values, and queries
- * and keys if its head is the first one that reads them. */
-static __device__ inline void delta_keep_inputs(const delta_args &a, const delta_part &part)
-{
-    const struct k_delta_shape &s = a.d.shape;
-    int turn = s.n_v_heads / s.n_k_heads, first = max(part.begin, part.end - s.n_taps);
-    int first_pos = a.t.kv_len[part.seq] - (part.end - part.begin) - part.begin;
-    bool has_keys = part.head % turn == 0 && part.column == 0;
-    int n = part.n_columns + (has_keys ? 2 * s.k_dim : 0);
-
-    for (int at = threadIdx.x; at < (part.end - first) * n; at += THREADS) {
-        int token = first + at / n, i = at % n - part.n_columns;
-        int channel = 2 * k_delta_keys(&s) + part.head * s.v_dim + part.column + at % n;
-
-        if (i >= 0)
-            channel =
-                part.head / turn * s.k_dim + i % s.k_dim + (i < s.k_dim ? 0 : k_delta_keys(&s));
-        state_write(a.state, a.t, part.seq, delta_kept(a, first_pos + token, channel),
-                    load_bf16(delta_row(a, token) + channel));
-    }
 }
 
 static __global__ void __launch_bounds__(THREADS, 2) delta_chunk_kernel(const delta_args a)

@@ -184,7 +184,7 @@ static __device__ inline float route_score_of(float logit, enum k_scoring scorin
 /* Weights from the scores of the chosen experts; lane s has slot s, whose expert is id. */
 static __device__ inline float route_weigh(float score, int id, const struct k_router &r)
 {
-    bool mine = (int)(threadIdx.x % 32) < r.n_used;
+    bool mine = (int)(threadIdx.x % 32) < r.n_used - r.n_shared;
     float top, sum;
 
     if (r.scoring == K_SCORE_TOP) {
@@ -196,7 +196,9 @@ static __device__ inline float route_weigh(float score, int id, const struct k_r
     if (r.renorms)
         score /= fmaxf(sum, r.least);
     score *= r.scale;
-    return r.scales != NULL && mine ? score * r.scales[id] : score;
+    if (!mine)
+        return 1.0f; /* of shared ones */
+    return r.scales != NULL ? score * r.scales[id] : score;
 }
 
 /* The keys and scores of a token. shared: n_experts words of the warp. */
@@ -251,7 +253,7 @@ static __device__ int route_choose(const route_args &a, int token, bool is_paddi
     route_score<EACH>(w, a, token, shared);
     route_find_best(w);
 #pragma unroll 1
-    for (int slot = 0; slot < r.n_used; slot++) {
+    for (int slot = 0; slot < r.n_used - r.n_shared; slot++) {
         int expert = route_warp_best(w);
         float own = route_warp_score(w, expert);
 
@@ -264,6 +266,8 @@ static __device__ int route_choose(const route_args &a, int token, bool is_paddi
         route_take(w, expert);
         __syncwarp();
     }
+    if (lane >= r.n_used - r.n_shared && lane < r.n_used)
+        id = r.n_experts + lane - (r.n_used - r.n_shared);
     score = route_weigh(score, id, r);
     if (lane < r.n_used) {
         a.m.routes.ids[(size_t)token * r.n_used + lane] = is_padding ? -1 : id;

@@ -77,6 +77,13 @@ struct k_format {
 /* The length of a row of scales: groups of n_in columns, rounded up to a multiple of 4. */
 #define K_SCALE_COLS(n_in, group) ((((n_in) + (group)-1) / (group) + 3) / 4 * 4)
 
+K_BOTH bool k_format_is_same(const struct k_format *a, const struct k_format *b)
+{
+    return a->elem == b->elem && a->scale == b->scale && a->group_rows == b->group_rows &&
+           a->group_cols == b->group_cols && a->has_zeros == b->has_zeros &&
+           a->has_global == b->has_global && a->has_x_scale == b->has_x_scale;
+}
+
 /* --- formats ---------------------------------------------------------------------------- */
 
 /* Elements of a type alone: the plain format, or blocks that have scales of their own. */

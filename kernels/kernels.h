@@ -28,12 +28,12 @@ typedef uint16_t k_bf16;              /* the upper half of a float32 */
 typedef uint8_t k_e4m3;               /* e4m3.h */
 typedef struct CUstream_st *k_stream; /* CUDA's cudaStream_t */
 
-#define K_HEAD_DIM_MAX       512
-#define K_HEAD_DIM_PORTABLE  256          /* of k_attn() by the portable kernels */
-#define K_DELTA_SHARED_BYTES (110 * 1024) /* of a block of k_delta_rule() */
-#define K_BANNED_MAX         24
+#define K_HEAD_DIM_MAX      512
+#define K_HEAD_DIM_PORTABLE 256 /* of k_attn() by the portable kernels */
+#define K_BANNED_MAX        24
+#define K_CONV_TAPS_MAX     4 /* of convolutions before a state */
 
-#define K_SAMPLE_VOCAB_MAX   425984 /* a row of a cluster's shared memory */
+#define K_SAMPLE_VOCAB_MAX  425984 /* a row of a cluster's shared memory */
 
 /* Which kernels launchers use: those for Hopper, preset where they were built, or the portable ones
  * for compute capability 8.0 and later. The choice is the process's, made before the first launch.
@@ -427,6 +427,7 @@ struct k_router {
     const float *logit_bias; /* float32 [n_experts] or NULL: part of the logits */
     const float *scales;     /* float32 [n_experts] or NULL: of the weights */
     int n_experts, n_used;
+    int n_shared; /* of the n_used slots; these lead to experts n_experts .., with weight 1 */
     int n_groups, n_groups_used, group_best; /* n_groups 1: no groups */
     enum k_scoring scoring;
     bool renorms;
@@ -729,88 +730,6 @@ void ref_recurrent(float *out, const float *in, const struct k_state *state,
                    const struct k_tokens *t, int width, int seq, int first, int last);
 int k_recurrent(void *out, bool is_half, const k_bf16 *in, const struct k_state *state,
                 const struct k_tokens *t, int width, k_stream stream);
-
-/* --- the gated delta rule ------------------------------------------------------------------ */
-
-#define K_DELTA_DIM_MAX 128
-#define K_CONV_TAPS_MAX 4
-
-/* The sizes of a layer of Gated DeltaNet. Value heads v * n .. v * n + n - 1 read key head v, where
- * n = n_v_heads / n_k_heads. */
-struct k_delta_shape {
-    int n_k_heads, n_v_heads; /* n_v_heads is a multiple of n_k_heads */
-    int k_dim, v_dim;         /* of a head; 1 .. K_DELTA_DIM_MAX */
-    int n_taps;               /* of the convolution; 2 .. K_CONV_TAPS_MAX */
-};
-
-/* Elements of all queries or keys, of all values, and of a row's q, k and v. */
-K_BOTH int k_delta_keys(const struct k_delta_shape *s)
-{
-    return s->n_k_heads * s->k_dim;
-}
-K_BOTH int k_delta_values(const struct k_delta_shape *s)
-{
-    return s->n_v_heads * s->v_dim;
-}
-K_BOTH int k_delta_channels(const struct k_delta_shape *s)
-{
-    return 2 * k_delta_keys(s) + k_delta_values(s);
-}
-
-/* Elements of a head's matrix, and of a layer's state: the matrices [n_v_heads][k_dim][v_dim], then
- * the last inputs of the convolution [n_taps][channels], that of position p in row p % n_taps. A
- * step of one token so writes a row that it does not read. A multiple of 4. */
-K_BOTH size_t k_delta_matrix(const struct k_delta_shape *s)
-{
-    return (size_t)s->k_dim * (size_t)s->v_dim;
-}
-K_BOTH size_t k_delta_elems(const struct k_delta_shape *s)
-{
-    size_t n =
-        (size_t)s->n_v_heads * k_delta_matrix(s) + (size_t)s->n_taps * (size_t)k_delta_channels(s);
-
-    return (n + 3) / 4 * 4;
-}
-
-/* A layer's weights: float32 on both sides, except norm. */
-struct k_delta {
-    struct k_delta_shape shape;
-    const float *q_taps, *k_taps; /* [n_k_heads * k_dim][n_taps]; the last is the token's own */
-    const float *v_taps;          /* [n_v_heads * v_dim][n_taps] */
-    const float *a_log, *dt_bias; /* [n_v_heads] */
-    const void *norm;             /* [v_dim]; bfloat16 for the launcher */
-    float eps;                    /* of norm */
-    float *rows; /* work memory of the launcher [n_tokens][k_delta_work()], for steps in which a
-                  * sequence has several tokens */
-};
-
-/* Tokens of a sequence that kernels compute together. */
-#define K_DELTA_CHUNK 32
-
-/* Floats of work memory for a token, in whole groups of four for all tokens together. */
-K_BOTH size_t k_delta_work(const struct k_delta_shape *s)
-{
-    return (size_t)(k_delta_channels(s) + K_DELTA_CHUNK * s->n_v_heads);
-}
-
-/* A row of in [n_tokens][2 * keys + 2 * values] is q, k, v, z; one of gates, float32 [n_tokens][2 *
- * n_v_heads] on both sides, is b, a. q, k and v pass the convolution, each channel over its last
- * n_taps tokens (0 before the text), and SiLU. Then for every value head, in float32:
- *
- *   q = q / sqrt(sum(q^2) + 1e-6) / sqrt(k_dim),   k = k / sqrt(sum(k^2) + 1e-6)
- *   S = exp(-exp(a_log) * softplus(a + dt_bias)) * S            [k_dim][v_dim]
- *   u = sigmoid(b) * (v - transpose(S) k),   S = S + k u,   o = transpose(S) q
- *   out [n_tokens][values] = o / sqrt(mean(o^2) + eps) * norm * silu(z)
- *
- * States are read, written and left as by ref_recurrent(). The reference does key head k_head of
- * one sequence, with the value heads that read it. The launcher's in is bfloat16, and so is its out
- * or, with is_half, in the layout of K_HALF_AT. Same bits whatever else is in the batch;
- * sequences of several tokens take products of tf32, sums and states are float32. */
-void ref_delta_rule(float *out, const float *in, const float *gates, const struct k_delta *d,
-                    const struct k_state *state, const struct k_tokens *t, int seq, int k_head);
-int k_delta_rule(void *out, bool is_half, const k_bf16 *in, const float *gates,
-                 const struct k_delta *d, const struct k_state *state, const struct k_tokens *t,
-                 k_stream stream);
 
 /* x [n][width] *= sigmoid(gate), in place. The launcher's result is bfloat16 or, with is_half, in
  * the layout of K_HALF_AT, and then width is a multiple of 16. */

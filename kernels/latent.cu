@@ -2,55 +2,44 @@
  *
  * Latent attention before and behind attention itself, on every GPU (latent.h).
  *
- *   keys      a block per token: norm, rotation, its row in the page. Bound by launches
+ *   keys      a block per token: norm, rotation, its row in the page; and one for the norm of the
+ *             latent of its queries. Bound by launches
  *   queries   a block per head and TOKENS tokens: a thread has two columns of up_k, for all of the
  *             tokens, whose queries lie in shared memory
  *   values    likewise: a warp has some rows of up_v, its lanes the columns, and sums go over them
  *
  * These products are float32 without tensor cores, for any sizes. latent_products.cu has those of
  * released models. */
-#include "kernels/latent.cuh"
+#include "kernels/latent_row.cuh"
 
 #define THREADS 256
 #define TOKENS  16 /* of a block */
 
-/* Store an element of a row in the pages. */
-static __device__ inline void latent_keep(const latent_args &a, size_t at, float x)
+/* The normed latent of a token's queries. */
+static __device__ inline void latent_norm_query(const latent_args &a, int token, float *shared)
 {
-    if (a.kv.type == K_BF16)
-        store_bf16((k_bf16 *)a.kv.pages + at, x);
-    else
-        ((k_e4m3 *)a.kv.pages)[at] =
-            __nv_cvt_float_to_fp8(__fdiv_rn(x, a.kv.k_scale), __NV_SATFINITE, __NV_E4M3);
+    int rank = a.l.shape.q_rank;
+    const k_bf16 *from = a.in + (size_t)token * k_latent_in(&a.l.shape);
+    float inverse = latent_inverse<THREADS>(from, rank, a.l.eps, shared);
+
+#pragma unroll 4
+    for (int j = threadIdx.x; j < rank; j += THREADS)
+        store_x(a.out, (size_t)token * rank + j,
+                normed(load_bf16(from + j), inverse, load_bf16((const k_bf16 *)a.l.q_norm + j)),
+                a.is_half);
 }
 
+/* Blocks: a token; its row, and the latent of its queries if there is one. */
 static __global__ void __launch_bounds__(THREADS) latent_keys_kernel(const latent_args a)
 {
     extern __shared__ __align__(16) char shared[];
-    int token = blockIdx.x, seq = a.t.seq[token], pos = a.t.pos[token];
-    int rank = a.l.shape.kv_rank, width = k_latent_row(&a.l.shape);
-    const k_bf16 *from = a.in + (size_t)token * width;
-    float square = 0.0f, inverse;
-    size_t row;
 
-    if (a.t.kv_len[seq] == 0)
-        return;
-    row = key_elem(a.kv, a.t.page_ids + (size_t)seq * a.t.pages_max, pos, 0);
-    for (int j = threadIdx.x; j < rank; j += THREADS) {
-        float x = load_bf16(from + j);
-
-        square = __fmaf_rn(x, x, square);
-    }
-    inverse = head_inverse(block_sum(square, (float *)shared), 1.0f / rank, a.l.eps);
-    for (int j = threadIdx.x; j < rank; j += THREADS)
-        latent_keep(a, row + j,
-                    normed(load_bf16(from + j), inverse, load_bf16((const k_bf16 *)a.l.norm + j)));
-    if ((int)threadIdx.x < a.l.shape.rope_dim / 2) {
-        latent_two p = latent_turned(from + rank, a, pos, threadIdx.x);
-
-        latent_keep(a, row + rank + p.low, p.x);
-        latent_keep(a, row + rank + p.high, p.y);
-    }
+    wait_for_previous();
+    let_next_begin();
+    if (blockIdx.y == 0)
+        latent_keep_row<THREADS>(a, blockIdx.x, (float *)shared);
+    else
+        latent_norm_query(a, blockIdx.x, (float *)shared);
 }
 
 /* A head's matrix, from row `first` on. */
@@ -63,17 +52,14 @@ static __device__ inline const k_bf16 *latent_up(const latent_args &a, int head,
 }
 
 /* The first `width` elements of a head of the block's tokens, [TOKENS][width]; zeros behind the
- * last token. stride: of a head in a row of in. */
-static __device__ inline void latent_load(float *to, const latent_args &a, int width, int stride)
+ * last token. at: of the head of the first token; stride: from there to the next token. */
+static __device__ inline void latent_load(float *to, const latent_args &a, int width, size_t at,
+                                          size_t stride)
 {
-    int first = blockIdx.y * TOKENS, head = blockIdx.x;
+    int n = a.t.n_tokens - blockIdx.y * TOKENS;
 
-    for (int i = threadIdx.x; i < TOKENS * width; i += THREADS) {
-        int token = first + i / width;
-        size_t at = ((size_t)token * a.l.shape.n_heads + head) * stride + i % width;
-
-        to[i] = token < a.t.n_tokens ? load_bf16(a.in + at) : 0.0f;
-    }
+    for (int i = threadIdx.x; i < TOKENS * width; i += THREADS)
+        to[i] = i / width < n ? load_bf16(a.in + at + i / width * stride + i % width) : 0.0f;
     __syncthreads();
 }
 
@@ -83,11 +69,13 @@ static __global__ void __launch_bounds__(THREADS) latent_queries_kernel(const la
     float *queries = (float *)shared; /* [TOKENS][nope_dim] */
     const k_latent_shape &s = a.l.shape;
     int head = blockIdx.x, first = blockIdx.y * TOKENS, j = threadIdx.x * 2;
-    int n = min(TOKENS, a.t.n_tokens - first), width = k_latent_row(&s), query = k_latent_query(&s);
+    int n = min(TOKENS, a.t.n_tokens - first), width = k_latent_row(&s);
     const k_bf16 *up = latent_up(a, head, 0) + j;
     float low[TOKENS], high[TOKENS];
 
-    latent_load(queries, a, s.nope_dim, query);
+    wait_for_previous();
+    let_next_begin();
+    latent_load(queries, a, s.nope_dim, latent_query_at(s, first, head), k_latent_stride(&s));
 #pragma unroll
     for (int t = 0; t < TOKENS; t++)
         low[t] = high[t] = 0.0f;
@@ -102,7 +90,7 @@ static __global__ void __launch_bounds__(THREADS) latent_queries_kernel(const la
     }
 #pragma unroll
     for (int t = 0; t < TOKENS; t++) {
-        k_bf16 *to = a.out + ((size_t)(first + t) * s.n_heads + head) * width;
+        k_bf16 *to = (k_bf16 *)a.out + ((size_t)(first + t) * s.n_heads + head) * width;
 
         if (t < n && j < s.kv_rank)
             *(uint32_t *)(to + j) = pack_bf16(low[t], high[t]);
@@ -111,8 +99,9 @@ static __global__ void __launch_bounds__(THREADS) latent_queries_kernel(const la
         int token = first + i / (s.rope_dim / 2);
         size_t at = (size_t)token * s.n_heads + head;
 
-        latent_turn(a.out + at * width + s.kv_rank, a.in + at * query + s.nope_dim, a,
-                    a.t.pos[token], i % (s.rope_dim / 2));
+        latent_turn((k_bf16 *)a.out + at * width + s.kv_rank,
+                    a.in + latent_query_at(s, token, head) + s.nope_dim, a, a.t.pos[token],
+                    i % (s.rope_dim / 2));
     }
 }
 
@@ -124,7 +113,10 @@ static __global__ void __launch_bounds__(THREADS) latent_values_kernel(const lat
     int head = blockIdx.x, first = blockIdx.y * TOKENS, lane = threadIdx.x % 32;
     int n = min(TOKENS, a.t.n_tokens - first);
 
-    latent_load(rows, a, s.kv_rank, s.kv_rank);
+    wait_for_previous();
+    let_next_begin();
+    latent_load(rows, a, s.kv_rank, ((size_t)first * s.n_heads + head) * s.kv_rank,
+                (size_t)s.n_heads * s.kv_rank);
     for (int d = threadIdx.x / 32; d < s.v_dim; d += THREADS / 32) {
         const k_bf16 *up = latent_up(a, head, s.nope_dim + d);
         float sum[TOKENS];
@@ -146,7 +138,8 @@ static __global__ void __launch_bounds__(THREADS) latent_values_kernel(const lat
             for (int i = 16; i > 0; i /= 2)
                 sum[t] += __shfl_xor_sync(~0U, sum[t], i);
             if (lane == 0 && t < n)
-                store_bf16(a.out + ((size_t)(first + t) * s.n_heads + head) * s.v_dim + d, sum[t]);
+                store_x(a.out, ((size_t)(first + t) * s.n_heads + head) * s.v_dim + d, sum[t],
+                        a.is_half);
         }
     }
 }
@@ -155,14 +148,17 @@ static_assert(K_LATENT_RANK_MAX <= 2 * THREADS, "a thread has two columns");
 static_assert(TOKENS * K_LATENT_RANK_MAX * 4 <= 48 * 1024, "shared memory without asking");
 static_assert(TOKENS * K_HEAD_DIM_MAX * 4 <= 48 * 1024, "likewise");
 
-int k_latent_keys(const k_bf16 *in, const struct k_latent *l, const struct k_kv *kv,
-                  const struct k_tokens *t, k_stream stream)
+int k_latent_keys(void *q, bool q_is_half, const k_bf16 *in, const struct k_latent *l,
+                  const struct k_kv *kv, const struct k_tokens *t, k_stream stream)
 {
-    const latent_args args = {NULL, in, *l, *kv, *t};
+    latent_args args = latent_args_of(q, in, l, t);
 
     if (kv->type != K_BF16 && kv->type != K_E4M3)
         return -1;
-    return K_LAUNCH(latent_keys_kernel, t->n_tokens, THREADS, 33 * sizeof(float), stream, args);
+    args.kv = *kv;
+    args.is_half = q_is_half;
+    return LATENT_LAUNCH(latent_keys_kernel, dim3(t->n_tokens, l->shape.q_rank > 0 ? 2 : 1),
+                         THREADS, 33 * sizeof(float), stream, args);
 }
 
 static dim3 latent_grid(const struct k_latent *l, const struct k_tokens *t)
@@ -173,21 +169,22 @@ static dim3 latent_grid(const struct k_latent *l, const struct k_tokens *t)
 int k_latent_queries(k_bf16 *out, const k_bf16 *in, const struct k_latent *l,
                      const struct k_tokens *t, k_stream stream)
 {
-    const latent_args args = {out, in, *l, {}, *t};
+    const latent_args args = latent_args_of(out, in, l, t);
     size_t smem = (size_t)TOKENS * l->shape.nope_dim * sizeof(float);
 
     if (latent_is_even(&l->shape))
         return k_latent_queries_even(out, in, l, t, stream);
-    return K_LAUNCH(latent_queries_kernel, latent_grid(l, t), THREADS, smem, stream, args);
+    return LATENT_LAUNCH(latent_queries_kernel, latent_grid(l, t), THREADS, smem, stream, args);
 }
 
-int k_latent_values(k_bf16 *out, const k_bf16 *in, const struct k_latent *l,
+int k_latent_values(void *out, bool is_half, const k_bf16 *in, const struct k_latent *l,
                     const struct k_tokens *t, k_stream stream)
 {
-    const latent_args args = {out, in, *l, {}, *t};
+    latent_args args = latent_args_of(out, in, l, t);
     size_t smem = (size_t)TOKENS * l->shape.kv_rank * sizeof(float);
 
     if (latent_is_even(&l->shape))
-        return k_latent_values_even(out, in, l, t, stream);
-    return K_LAUNCH(latent_values_kernel, latent_grid(l, t), THREADS, smem, stream, args);
+        return k_latent_values_even(out, is_half, in, l, t, stream);
+    args.is_half = is_half;
+    return LATENT_LAUNCH(latent_values_kernel, latent_grid(l, t), THREADS, smem, stream, args);
 }

@@ -8,12 +8,37 @@
 #include "kernels/pages.cuh"
 
 struct latent_args {
-    k_bf16 *out;
+    void *out;
     const k_bf16 *in;
     struct k_latent l;
     struct k_kv kv;
     struct k_tokens t;
+    bool is_half; /* out of keys and values is as K_HALF_AT */
+    /* Values of k_latent_attend(): the parts, of a token and a block of heads at most so many, and
+     * the factor of their largest scores, times log2(e). */
+    const struct latent_few_part *parts;
+    int most;
+    float scale;
 };
+
+static inline latent_args latent_args_of(void *out, const k_bf16 *in, const struct k_latent *l,
+                                         const struct k_tokens *t)
+{
+    latent_args args = {};
+
+    args.out = out;
+    args.in = in;
+    args.l = *l;
+    args.t = *t;
+    return args;
+}
+
+/* The element of in at which a head's query begins. */
+static __device__ __forceinline__ size_t latent_query_at(const struct k_latent_shape &s, int token,
+                                                         int head)
+{
+    return (size_t)token * k_latent_stride(&s) + (size_t)head * k_latent_query(&s);
+}
 
 /* The pair i of rope_dim elements, turned, and the places of its two elements. */
 struct latent_two {
@@ -57,7 +82,38 @@ static inline bool latent_is_even(const struct k_latent_shape *s)
 
 int k_latent_queries_even(k_bf16 *out, const k_bf16 *in, const struct k_latent *l,
                           const struct k_tokens *t, k_stream stream);
-int k_latent_values_even(k_bf16 *out, const k_bf16 *in, const struct k_latent *l,
+int k_latent_values_even(void *out, bool is_half, const k_bf16 *in, const struct k_latent *l,
                          const struct k_tokens *t, k_stream stream);
+
+/* A launch that may begin while the kernel in front of it still runs, as K_LAUNCH_EARLY(), with
+ * dynamic shared memory. */
+#ifndef gridDim
+#define LATENT_LAUNCH(kernel, grid, block, smem, stream, args) \
+    latent_launch((kernel), dim3(grid), (block), (smem), (stream), (args))
+
+template <class A>
+static inline int latent_launch(void (*kernel)(A), dim3 grid, unsigned block, size_t smem,
+                                k_stream stream, const A &args)
+{
+    cudaLaunchAttribute attribute = {};
+    cudaLaunchConfig_t config = {};
+
+    if (smem > 48 * 1024 &&
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem) !=
+            cudaSuccess)
+        return -1;
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    config.gridDim = grid;
+    config.blockDim = dim3(block);
+    config.dynamicSmemBytes = smem;
+    config.stream = (cudaStream_t)stream;
+    config.attrs = &attribute;
+    config.numAttrs = k_is_portable() ? 0 : 1;
+    return cudaLaunchKernelEx(&config, kernel, args) == cudaSuccess ? 0 : -1;
+}
+#else /* kernels are played on the host */
+#define LATENT_LAUNCH K_LAUNCH
+#endif
 
 #endif

@@ -46,40 +46,85 @@ K_BOTH int k_latent_query(const struct k_latent_shape *s)
 {
     return s->nope_dim + s->rope_dim;
 }
+/* Elements of a token's row of the layer's first product: all heads' queries, or with a q_rank the
+ * latent that they are made of; then c and k. And from a token's queries to the next one's. */
+K_BOTH int k_latent_first(const struct k_latent_shape *s)
+{
+    return s->q_rank > 0 ? s->q_rank : s->n_heads * k_latent_query(s);
+}
+K_BOTH int k_latent_in(const struct k_latent_shape *s)
+{
+    return k_latent_first(s) + k_latent_row(s);
+}
+K_BOTH int k_latent_stride(const struct k_latent_shape *s)
+{
+    return s->q_rank > 0 ? s->n_heads * k_latent_query(s) : k_latent_in(s);
+}
 
-/* A layer's weights; norm and up are bf16 for launchers, float32 for references. */
+/* A layer's weights; norms and up are bf16 for launchers, float32 for references. */
 struct k_latent {
     struct k_latent_shape shape;
+    const void *q_norm; /* [q_rank] */
     const void *norm;   /* [kv_rank] */
     const void *up;     /* [n_heads][nope_dim + v_dim][kv_rank]: up_k, then up_v of each head */
     const float *turns; /* float32 [max_len][rope_dim / 2][2]: cosine, sine by position and pair */
     bool interleaved;   /* pairs are (2 i, 2 i + 1), not (i, i + rope_dim / 2) */
-    float eps;          /* of norm */
+    float eps;          /* of both norms */
 };
 
 /* The pairs of x [rope_dim] turned by turns [rope_dim / 2][2]. out may be x. */
 void ref_latent_rotate(float *out, const float *x, const float *turns, int rope_dim,
                        bool interleaved);
 
-/* Write the rows of a step's tokens to their pages, from in [n_tokens][kv_rank + rope_dim]: c, k.
- * Tokens of sequences of kv_len 0 are skipped. The reference does tokens first .. last - 1. The
- * launcher takes pages of bf16, or of e4m3 with the scale k_scale, which is v_scale too. */
-void ref_latent_keys(const float *in, const struct k_latent *l, const struct k_kv *kv,
+/* Write the rows of a step's tokens to their pages, from in [n_tokens][k_latent_in()]; with a q_rank
+ * also q [n_tokens][q_rank] = rmsnorm(latent of queries), which is bfloat16 for the launcher, or
+ * with q_is_half as K_HALF_AT. Tokens of sequences of kv_len 0 are not written to pages. The
+ * reference does tokens first .. last - 1. The launcher takes pages of bf16, or of e4m3 with the
+ * scale k_scale, which is v_scale too.
+ *
+ * The launchers of this file may begin before the previous kernel has ended; until then they read
+ * nothing but weights. */
+void ref_latent_keys(float *q, const float *in, const struct k_latent *l, const struct k_kv *kv,
                      const struct k_tokens *t, int first, int last);
-int k_latent_keys(const k_bf16 *in, const struct k_latent *l, const struct k_kv *kv,
-                  const struct k_tokens *t, k_stream stream);
+int k_latent_keys(void *q, bool q_is_half, const k_bf16 *in, const struct k_latent *l,
+                  const struct k_kv *kv, const struct k_tokens *t, k_stream stream);
 
-/* out [n_tokens][n_heads][kv_rank + rope_dim] = absorbed queries of in [n_tokens][n_heads][nope_dim
- * + rope_dim]. The reference does one pair of token and head, with sums in float32. */
+/* out [n_tokens][n_heads][kv_rank + rope_dim] = absorbed queries of in, rows of k_latent_stride()
+ * elements that begin with [n_heads][nope_dim + rope_dim]. The reference does one pair of token and
+ * head, with sums in float32. */
 void ref_latent_queries(float *out, const float *in, const struct k_latent *l,
                         const struct k_tokens *t, int token, int head);
 int k_latent_queries(k_bf16 *out, const k_bf16 *in, const struct k_latent *l,
                      const struct k_tokens *t, k_stream stream);
 
-/* out [n_tokens][n_heads][v_dim] = values of in [n_tokens][n_heads][kv_rank], likewise. */
+/* For few tokens, in one launch: rows to the pages as k_latent_keys(), and out as k_latent_queries()
+ * of the product of q_b [n_heads * (nope_dim + rope_dim)][q_rank] with the normed latents, which are
+ * rounded to bfloat16, and so is the product. in [n_tokens][k_latent_in()]. k_latent_joins(): does
+ * it take these sizes and this q_b for n tokens? */
+int k_latent_joins(const struct k_latent_shape *s, const struct k_matrix *q_b, int n);
+int k_latent_join(k_bf16 *out, const k_bf16 *in, const struct k_latent *l,
+                  const struct k_matrix *q_b, const struct k_kv *kv, const struct k_tokens *t,
+                  k_stream stream);
+
+/* out [n_tokens][n_heads][v_dim] = values of in [n_tokens][n_heads][kv_rank], likewise. is_half: out
+ * is as K_HALF_AT (v_dim is a multiple of 16), else bfloat16. */
 void ref_latent_values(float *out, const float *in, const struct k_latent *l, int token, int head);
-int k_latent_values(k_bf16 *out, const k_bf16 *in, const struct k_latent *l,
+int k_latent_values(void *out, bool is_half, const k_bf16 *in, const struct k_latent *l,
                     const struct k_tokens *t, k_stream stream);
+
+/* Attention of a step of few decodes over rows of 512 + 64 in bf16, in place of k_attn(), and the
+ * values of its results. Between them the results are parts in plan->work. q: absorbed queries.
+ * With plan->overlap the first reads pages and the step's arrays before the previous kernel has
+ * ended: they are of earlier launches, each of which waits for the one before it; but not the last
+ * key of each sequence if it is_fresh, of the previous launch. plan->schedule is not read.
+ * k_latent_is_few(): is the step one that these take? */
+int k_latent_is_few(const struct k_attn_plan *plan, const struct k_kv *kv,
+                    const struct k_latent_shape *s, int n_tokens);
+int k_latent_attend(const k_bf16 *q, const struct k_kv *kv, const struct k_tokens *t,
+                    const struct k_attn_plan *plan, int n_heads, float scale, bool is_fresh,
+                    k_stream stream);
+int k_latent_attended(void *out, bool is_half, const struct k_latent *l, const struct k_tokens *t,
+                      const struct k_attn_plan *plan, float scale, k_stream stream);
 
 #ifdef __cplusplus
 }

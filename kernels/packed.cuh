@@ -50,6 +50,11 @@ static __device__ __forceinline__ uint32_t packed_two(uint32_t codes)
 #endif
 }
 
+/* A code in the low four bits of a bfloat16 is code * 2^-133, a subnormal number, which the tensor
+ * cores and fused operations take as it is; in the next four bits it is 16 times that. */
+#define CODE_LOW  0x000f000fU
+#define CODE_HIGH 0x00f000f0U
+
 /* The numbers of a group of columns, for rows g and g + 8 of a strip. */
 struct packed_numbers {
     float scale[2], zero[2];

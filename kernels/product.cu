@@ -594,11 +594,10 @@ bool k_adapt_joins_sm90(const struct k_adapting *a)
 {
     bool is_whole = a->p.kind != K_PRODUCT_RESIDUAL || a->p.w->n_out % 16 == 0;
 
-    return is_whole && (product_takes(a->p.w, a->n) ? product_joins(a) : product_wide_joins(a));
+    return is_whole && product_joins(a);
 }
 
 int k_adapt_join_sm90(const struct k_adapting *a, k_stream stream)
 {
-    return product_takes(a->p.w, a->n) ? product_few(&a->p, *a, a->n, a->n_sms, stream)
-                                       : product_wide_join(a, stream);
+    return product_few(&a->p, *a, a->n, a->n_sms, stream);
 }

@@ -11,11 +11,6 @@
 bool product_wide_takes(const struct k_matrix *w, int n);
 int product_wide(const struct k_product *p, int n, int n_sms, k_stream stream);
 
-/* Its part of k_adapt_joins() and k_adapt_join(). */
-struct k_adapting;
-bool product_wide_joins(const struct k_adapting *a);
-int product_wide_join(const struct k_adapting *a, k_stream stream);
-
 /* The same of the kernel for e4m3 with scales of blocks. */
 bool product_blocks_takes(const struct k_matrix *w, int n);
 int product_blocks(const struct k_product *p, int n, int n_sms, k_stream stream);

@@ -157,7 +157,7 @@ static bool lay_out(struct product_cut *c, int box)
         sums = 2 * c->part * 4;
     if (c->n_blocks == 4 && c->gated && c->n_split == 1 && sums < c->columns * CUT_GATED_STRIDE * 2)
         sums = c->columns * CUT_GATED_STRIDE * 2;
-    rest = CUT_REST_BYTES + c->extra + (one_tile ? 0 : sums);
+    rest = CUT_REST_BYTES + (one_tile ? 0 : sums);
     if (c->packed) /* x is aligned; stages are too short for sums of a pair */
         rest += 1024 + (is_pair ? 2 * sums : 0);
     /* Blocks of less than 64 rows: the wgmma reads the bytes after them, too. These are mostly
@@ -184,7 +184,7 @@ static bool lay_out(struct product_cut *c, int box)
     } else if (c->depth > 0 && is_pair) {
         place_sums(c);
     }
-    c->smem = c->rest_at + CUT_REST_BYTES + c->extra;
+    c->smem = c->rest_at + CUT_REST_BYTES;
     if (!c->packed && is_pair && c->stage_bytes < sums)
         return false;
     return c->depth >= min_stages(c) && c->smem <= CUT_SMEM_MAX;
@@ -235,12 +235,11 @@ static bool cut_tiles(struct product_cut *c, bool tails, int n_sms)
 
 /* First the split and the rows per tile, then the layout. A second attempt with more rows per tile
  * follows if sums do not fit into a stage. */
-bool product_cut_beside(struct product_cut *c, const struct k_matrix *w, enum k_product_kind kind,
-                        int n, int n_sms, int extra)
+bool product_cut_of(struct product_cut *c, const struct k_matrix *w, enum k_product_kind kind,
+                    int n, int n_sms)
 {
     bool tails;
 
-    c->extra = extra;
     c->gated = kind == K_PRODUCT_GATED;
     c->n_out = w->n_out;
     c->n_in = w->n_in;
@@ -276,10 +275,4 @@ bool product_cut_beside(struct product_cut *c, const struct k_matrix *w, enum k_
      * short for tiles with half of that. */
     c->rows = round_up(c->rows, 16 * c->n_split);
     return cut_tiles(c, tails, n_sms);
-}
-
-bool product_cut_of(struct product_cut *c, const struct k_matrix *w, enum k_product_kind kind,
-                    int n, int n_sms)
-{
-    return product_cut_beside(c, w, kind, n, n_sms, 0);
 }

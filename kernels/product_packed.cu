@@ -18,9 +18,11 @@
  * they are read, also by the other CTAs of the cluster, after the mainloop of the next pass, so
  * that the wait for the others is hidden.
  *
- * Codes: 128 | code is 128 + code in bfloat16, and 128 + zero is subtracted, which is exact; a sum
- * over a group of columns is multiplied by the group's scale in float32. Floats are multiplied by
- * their group's scale one by one, which is exact, and a sum by its row's at the end. x is read by
+ * Codes as they are in a register are subnormal numbers of bfloat16, code * 2^-133 (packed.cuh), of
+ * which the tensor cores make exact products; so x is times 2^100 in shared memory. From a sum of a
+ * group of columns zero times the group's sum of x is subtracted, and the difference is multiplied
+ * by the group's scale, in float32; sums are times 2^33 at the end. Floats are multiplied by their
+ * group's scale one by one, which is exact, and a sum by its row's at the end. x is read by
  * ldmatrix; its rows are padded by 16 bytes, so that no two of eight meet in a bank.
  *
  * The order of sums depends on the shape and on n's bucket (packed_columns()) alone. */
@@ -31,12 +33,14 @@
 #define WARPS       16
 #define THREADS     (WARPS * 32)
 #define UNIT_ROWS   32 /* two strips */
-#define DEPTH       2  /* stages of a ring: with more, x and the end come later */
+#define DEPTH_MAX   3  /* stages of a ring: with more, the end comes later */
+#define DEPTH_MIN   2
+#define FIRST       1 /* stages that are loaded before x, which waits behind them */
 #define RUN_MAX     2
 #define SPLIT_MAX   8  /* the largest cluster that every GPU has */
 #define COL_STRIDE  20 /* stride of sums in shared memory: 16 rows, and no two lanes in a bank */
 #define X_PAD       16
-#define COLUMNS_MAX 8 /* for more, and for more than 1 with floats, wgmma is faster */
+#define COLUMNS_MAX 2 /* for more, and for more than 1 with floats, wgmma is faster */
 #define SMEM_MAX    (226 * 1024)
 
 /* How a matrix is cut for a bucket of rows. */
@@ -51,6 +55,7 @@ struct packed_cut {
     int run;      /* records of a strip in a stage */
     int depth;    /* stages of a ring */
     int x_stride; /* bytes between rows of x in shared memory */
+    int x_groups; /* of columns that have a sum of x; 0: floats need none */
     int buffers;  /* of sums: 1 with a single pass */
     int smem;
 };
@@ -63,6 +68,7 @@ struct packed_args {
     const float *rows;                 /* scales [n_out] of floats */
     bool is_gated, has_zeros, is_half; /* scales are float16 */
     int n, n_in, n_out;
+    int columns; /* of the cut */
     struct k_product p;
 };
 
@@ -72,9 +78,10 @@ struct packed_args {
 struct record_ring {
     char *stages;
     uint64_t *full;
-    const char *w;
-    size_t strip_bytes, next_strip; /* from a unit's first strip to its second */
-    int stage;                      /* to be multiplied next */
+    const char *from;  /* to be loaded next, in the unit's first strip */
+    size_t next_strip; /* from there to the second strip */
+    size_t next_unit;  /* from the end of a unit's part to the beginning of the next one's */
+    int stage;         /* to be multiplied next */
     uint32_t parity;
     int unit, last_unit, record;  /* to be loaded next */
     int first_record, end_record; /* the warp's part of a row */
@@ -93,35 +100,39 @@ static __device__ inline void packed_copy_records(void *to, const void *from, ui
 /* Load the warp's next records into a stage. */
 static __device__ inline void packed_load_next(record_ring &r, const packed_args &a, int stage)
 {
+    int bytes = min(a.c.run, r.end_record - r.record) * a.c.record_bytes;
+
     if (r.unit >= r.last_unit)
         return;
     if (leads()) {
-        int bytes = min(a.c.run, r.end_record - r.record) * a.c.record_bytes;
         int apart = a.c.run * a.c.record_bytes;
-        const char *from = r.w + (size_t)(a.is_gated ? r.unit : 2 * r.unit) * r.strip_bytes +
-                           (size_t)(r.record * a.c.record_bytes);
         char *to = r.stages + stage * 2 * apart;
 
         barrier_expect(&r.full[stage], 2 * bytes);
-        packed_copy_records(to, from, bytes, &r.full[stage]);
-        packed_copy_records(to + apart, from + r.next_strip, bytes, &r.full[stage]);
+        packed_copy_records(to, r.from, bytes, &r.full[stage]);
+        packed_copy_records(to + apart, r.from + r.next_strip, bytes, &r.full[stage]);
     }
     r.record += a.c.run;
+    r.from += bytes;
     if (r.record >= r.end_record) {
         r.record = r.first_record;
         r.unit += WARPS >> a.c.warps_bits;
+        r.from += r.next_unit;
     }
 }
 
 /* --- products --------------------------------------------------------------------------------- */
 
-/* Two codes, 16 bits apart, less their zero: exact in bfloat16. `less` is 128 + zero, twice. */
-static __device__ inline uint32_t packed_widen(uint32_t codes, uint32_t less)
+/* A word of codes as the operand of a product of 16 x 16: register r has row g + 8 (r % 2), and the
+ * codes of row g + 8 are 16 times too large. */
+static __device__ __forceinline__ void packed_bare_operand(uint32_t (&a)[4], uint32_t codes)
 {
-    uint32_t two = packed_two(codes);
-    __nv_bfloat162 value = __hsub2(*(const __nv_bfloat162 *)&two, *(const __nv_bfloat162 *)&less);
+    uint32_t upper = codes >> 8;
 
-    return *(const uint32_t *)&value;
+    a[0] = codes & CODE_LOW;
+    a[1] = codes & CODE_HIGH;
+    a[2] = upper & CODE_LOW;
+    a[3] = upper & CODE_HIGH;
 }
 
 /* Load 32 columns of eight rows of x, as two operands of a product. `at` is the lane's address:
@@ -148,24 +159,23 @@ static __device__ inline void packed_multiply_free(float (&c)[4], uint32_t a0, u
 /* Multiply 16 columns: the codes of a lane, and words `at` and at + 1 of rows of x. */
 template <int NT>
 static __device__ inline void packed_multiply_codes(float (&part)[NT][4], uint32_t codes,
-                                                    const uint32_t less[2],
                                                     const uint32_t (&words)[NT][4], int at)
 {
-    uint32_t a0 = packed_widen(codes, less[0]), a1 = packed_widen(codes >> 4, less[1]);
-    uint32_t a2 = packed_widen(codes >> 8, less[0]), a3 = packed_widen(codes >> 12, less[1]);
+    uint32_t a[4];
 
+    packed_bare_operand(a, codes);
 #pragma unroll
     for (int i = 0; i < NT; i++)
-        packed_multiply_free(part[i], a0, a1, a2, a3, words[i][at], words[i][at + 1]);
+        packed_multiply_free(part[i], a[0], a[1], a[2], a[3], words[i][at], words[i][at + 1]);
 }
 
 /* A lane's numbers of a group of columns, for rows g and g + 8 of a strip. */
 struct group_numbers {
-    float scale[2];
-    uint32_t less[2];
+    float scale[2], zero[2];
 };
 
-template <int GROUPS>
+/* The codes of row g + 8 are 16 times too large, so its zero is, too. */
+template <int GROUPS, bool ZEROS>
 static __device__ inline group_numbers packed_numbers_of(const char *record, int group,
                                                          const packed_args &a)
 {
@@ -174,23 +184,23 @@ static __device__ inline group_numbers packed_numbers_of(const char *record, int
     const uint8_t *zeros =
         (const uint8_t *)record + PACKED_CODE_BYTES + GROUPS * 32 + group * 16 + row;
     group_numbers numbers = {
-        {packed_scale(scales[0], a.is_half), packed_scale(scales[8], a.is_half)},
-        {0x43084308U, 0x43084308U}};
+        {packed_scale(scales[0], a.is_half), packed_scale(scales[8], a.is_half) * 0.0625f},
+        {8.0f, 128.0f}};
 
-    if (a.has_zeros) {
-        numbers.less[0] = 0x43004300U + zeros[0] * 0x00010001U;
-        numbers.less[1] = 0x43004300U + zeros[8] * 0x00010001U;
+    if (ZEROS) {
+        numbers.zero[0] = (float)zeros[0];
+        numbers.zero[1] = (float)zeros[8] * 16.0f;
     }
     return numbers;
 }
 
 /* Multiply a record of each strip by the rows of x. Every second product of a strip adds to sums of
- * its own, so that it need not wait for the one before. */
-template <int NT, int GROUPS>
+ * its own, so that it need not wait for the one before. of_x: sums of x [group][8], times 2^-33. */
+template <int NT, int GROUPS, bool ONE, bool ZEROS>
 static __device__ inline void packed_multiply_record(float (&acc)[2][NT][4],
                                                      const char *const (&w)[2],
                                                      const uint32_t (&x)[NT], int x_at,
-                                                     const packed_args &a)
+                                                     const float *of_x, const packed_args &a)
 {
     const int quarters = 4 / GROUPS; /* of 32 columns, in a group */
     int lane = threadIdx.x % 32;
@@ -205,8 +215,9 @@ static __device__ inline void packed_multiply_record(float (&acc)[2][NT][4],
         packed_load_matrices(words[i / NT][i % NT], x[i % NT] + (uint32_t)(x_at + i / NT * 64));
 #pragma unroll
     for (int group = 0; group < GROUPS; group++) {
-        group_numbers numbers[2] = {packed_numbers_of<GROUPS>(w[0], group, a),
-                                    packed_numbers_of<GROUPS>(w[1], group, a)};
+        group_numbers numbers[2] = {packed_numbers_of<GROUPS, ZEROS>(w[0], group, a),
+                                    packed_numbers_of<GROUPS, ZEROS>(w[1], group, a)};
+        const float2 sums = *(const float2 *)(of_x + group * 8 + lane % 4 * 2);
         float part[2][2][NT][4] = {};
 
 #pragma unroll
@@ -214,18 +225,19 @@ static __device__ inline void packed_multiply_record(float (&acc)[2][NT][4],
             int k = i / 2, strip = i % 2;
             const uint4 &tile = codes[strip][k / 2];
 
-            packed_multiply_codes<NT>(part[0][strip], k % 2 == 0 ? tile.x : tile.z,
-                                      numbers[strip].less, words[k], 0);
-            packed_multiply_codes<NT>(part[1][strip], k % 2 == 0 ? tile.y : tile.w,
-                                      numbers[strip].less, words[k], 2);
+            packed_multiply_codes<NT>(part[0][strip], k % 2 == 0 ? tile.x : tile.z, words[k], 0);
+            packed_multiply_codes<NT>(part[1][strip], k % 2 == 0 ? tile.y : tile.w, words[k], 2);
         }
 #pragma unroll
         for (int i = 0; i < 2 * NT * 4; i++) {
-            int strip = i / (NT * 4), tile = i / 4 % NT, elem = i % 4;
+            const int strip = i / (NT * 4), tile = i / 4 % NT, elem = i % 4;
+            float sum = part[0][strip][tile][elem] + part[1][strip][tile][elem];
 
+            if (ONE && elem % 2 != 0)
+                continue;
+            sum = __fmaf_rn(-numbers[strip].zero[elem / 2], elem % 2 == 0 ? sums.x : sums.y, sum);
             acc[strip][tile][elem] =
-                __fmaf_rn(part[0][strip][tile][elem] + part[1][strip][tile][elem],
-                          numbers[strip].scale[elem / 2], acc[strip][tile][elem]);
+                __fmaf_rn(sum, numbers[strip].scale[elem / 2], acc[strip][tile][elem]);
         }
     }
 }
@@ -286,12 +298,12 @@ static __device__ inline void packed_multiply_floats(float (&acc)[2][NT][4],
         acc[i / (NT * 4)][i / 4 % NT][i % 4] += part[i / (NT * 4)][i / 4 % NT][i % 4];
 }
 
-/* The warp's sums of a unit. x: a lane's addresses of each eight rows, from the CTA's first
- * record. */
-template <int NT, int GROUPS, bool IS_FLOAT>
+/* The warp's sums of a unit. x: a lane's addresses of each eight rows, and of_x sums of them, from
+ * the CTA's first record. */
+template <int NT, int GROUPS, bool IS_FLOAT, bool ONE, bool ZEROS>
 static __device__ inline void packed_multiply_unit(float (&acc)[2][NT][4], record_ring &r,
                                                    const uint32_t (&x)[NT], int first_of_x,
-                                                   const packed_args &a)
+                                                   const float *of_x, const packed_args &a)
 {
     int apart = a.c.run * a.c.record_bytes;
 
@@ -303,12 +315,13 @@ static __device__ inline void packed_multiply_unit(float (&acc)[2][NT][4], recor
 #pragma unroll 1
         for (int i = 0; i < a.c.run && record + i < r.end_record; i++, at += a.c.record_bytes) {
             const char *const strips[2] = {at, at + apart};
+            int of_share = record + i - first_of_x;
 
             if constexpr (IS_FLOAT)
-                packed_multiply_floats<NT, GROUPS>(acc, strips, x, (record + i - first_of_x) * 256);
+                packed_multiply_floats<NT, GROUPS>(acc, strips, x, of_share * 256);
             else
-                packed_multiply_record<NT, GROUPS>(acc, strips, x, (record + i - first_of_x) * 256,
-                                                   a);
+                packed_multiply_record<NT, GROUPS, ONE, ZEROS>(acc, strips, x, of_share * 256,
+                                                               of_x + of_share * GROUPS * 8, a);
         }
         __syncwarp();
         packed_load_next(r, a, r.stage);
@@ -329,7 +342,7 @@ static __device__ inline int packed_sum_at(int warp, int strip, int col, int n)
 
 template <int NT>
 static __device__ inline void packed_store_sums(float *sums, const float (&acc)[2][NT][4], int warp,
-                                                int n)
+                                                int n, float unit)
 {
     int row = threadIdx.x % 32 / 4, lane_col = threadIdx.x % 4 * 2;
 
@@ -339,7 +352,7 @@ static __device__ inline void packed_store_sums(float *sums, const float (&acc)[
 
         if (col < n)
             sums[packed_sum_at(warp, strip, col, n) + row + elem / 2 * 8] =
-                acc[strip][i / 4 % NT][elem];
+                acc[strip][i / 4 % NT][elem] * unit;
     }
 }
 
@@ -456,9 +469,17 @@ static __device__ inline void packed_cluster_arrive(int n_split)
 
 /* --- the kernel ------------------------------------------------------------------------------- */
 
+/* Load the stages that the first ones have left. */
+static __device__ inline void packed_load_rest(record_ring &r, const packed_args &a)
+{
+    for (int i = FIRST; i < a.c.depth; i++)
+        packed_load_next(r, a, i);
+}
+
 /* The rows of x in the CTA's share of n_in, by all threads: a bulk copy would wait behind those of
- * w, for microseconds. */
-static __device__ inline void packed_load_x(char *xs, const packed_args &a, int first, int end)
+ * w, for microseconds. The rest of the ring is loaded after them. */
+static __device__ inline void packed_load_x(char *xs, const packed_args &a, int first, int end,
+                                            record_ring &r)
 {
     int bytes = (end - first) * 256;
     const char *from = (const char *)a.p.x + (size_t)first * 256;
@@ -469,6 +490,64 @@ static __device__ inline void packed_load_x(char *xs, const packed_args &a, int 
                              shared_addr(xs + col * a.c.x_stride + at)),
                          "l"(from + (size_t)col * a.n_in * 2 + at)
                          : "memory");
+    }
+    packed_load_rest(r, a);
+    asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
+/* Eight of x times 2^100; their sum. */
+static __device__ inline float packed_enlarge(uint4 &words)
+{
+    uint32_t *word = (uint32_t *)&words;
+    float sum = 0.0f;
+
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        sum += __uint_as_float(word[i] << 16) + __uint_as_float(word[i] & 0xffff0000U);
+        word[i] = mxfp4_times(word[i], 0x71807180U);
+    }
+    return sum;
+}
+
+/* packed_load_x() for codes: x times 2^100, and the sums of its groups of columns, times 2^-33 as
+ * those of the products are. */
+template <int GROUPS, bool ONE>
+static __device__ inline void packed_load_large_x(char *xs, float *of_x, const packed_args &a,
+                                                  int first, int end, record_ring &r)
+{
+    const int TOGETHER = 4, LANES = 16 / GROUPS;   /* that have a group */
+    int each = (end - first) * 16, n = a.n * each; /* words of 16 bytes */
+    const uint4 *from = (const uint4 *)a.p.x + (size_t)first * 16;
+
+    for (int base = 0; base < n; base += TOGETHER * THREADS) {
+        uint4 words[TOGETHER];
+
+#pragma unroll
+        for (int k = 0; k < TOGETHER; k++) {
+            int i = base + k * THREADS + (int)threadIdx.x, col = ONE ? 0 : i / each;
+
+            if (i < n)
+                words[k] = __ldcg(from + (size_t)col * (a.n_in / 8) + (i - col * each));
+        }
+        if (base == 0)
+            packed_load_rest(r, a);
+#pragma unroll
+        for (int k = 0; k < TOGETHER; k++) {
+            int i = base + k * THREADS + (int)threadIdx.x, col = ONE ? 0 : i / each;
+            int at = i - col * each;
+            float sum;
+
+            if (i >= n)
+                break;
+            sum = packed_enlarge(words[k]);
+            *(uint4 *)(xs + col * a.c.x_stride + at * 16) = words[k];
+#pragma unroll
+            for (int apart = LANES / 2; apart > 0;
+                 apart /= 2) /* a half of the warp may have left */
+                sum += __shfl_xor_sync(0xffffU << (threadIdx.x & 16), sum, apart);
+            if (threadIdx.x % LANES == 0)
+                of_x[at / LANES * 8 + col] = sum * 0x1p-33f;
+        }
     }
 }
 
@@ -490,12 +569,11 @@ static __device__ inline record_ring packed_open_ring(const packed_args &a, char
 {
     record_ring r = {};
     int group = (int)blockIdx.x >> a.c.split_bits, part = warp & (a.c.n_warps - 1);
+    size_t strip_bytes = (size_t)a.c.n_records * a.c.record_bytes;
+    size_t unit_bytes = a.is_gated ? strip_bytes : 2 * strip_bytes;
 
     r.stages = stages;
     r.full = full;
-    r.w = a.w;
-    r.strip_bytes = (size_t)a.c.n_records * a.c.record_bytes;
-    r.next_strip = (a.is_gated ? (size_t)a.c.n_units : 1) * r.strip_bytes;
     r.first_record = first + packed_share(end - first, part, a.c.warps_bits);
     r.end_record = first + packed_share(end - first, part + 1, a.c.warps_bits);
     r.record = r.first_record;
@@ -503,6 +581,10 @@ static __device__ inline record_ring packed_open_ring(const packed_args &a, char
     r.last_unit = packed_first_unit(a.c, group + 1);
     if (r.first_record == r.end_record)
         r.unit = r.last_unit;
+    r.next_strip = (a.is_gated ? (size_t)a.c.n_units : 1) * strip_bytes;
+    r.from = a.w + (size_t)r.unit * unit_bytes + (size_t)(r.first_record * a.c.record_bytes);
+    r.next_unit = (size_t)(WARPS >> a.c.warps_bits) * unit_bytes -
+                  (size_t)((r.end_record - r.first_record) * a.c.record_bytes);
     if (leads()) {
         for (int i = 0; i < a.c.depth; i++)
             barrier_init(&r.full[i], 1);
@@ -510,14 +592,14 @@ static __device__ inline record_ring packed_open_ring(const packed_args &a, char
         fence_async();
     }
     __syncwarp();
-    for (int i = 0; i < a.c.depth; i++)
+    for (int i = 0; i < FIRST; i++)
         packed_load_next(r, a, i);
     return r;
 }
 
-/* NT: columns, in eights; GROUPS: of a record; IS_FLOAT: codes are e2m1. Shared memory: rings, x,
- * sums, inverse norms, barriers. */
-template <int NT, int GROUPS, bool IS_FLOAT>
+/* NT: columns, in eights; GROUPS: of a record; IS_FLOAT: codes are e2m1; ONE: of one row; ZEROS:
+ * there are zero points. Shared memory: rings, x, sums, inverse norms, sums of x, barriers. */
+template <int NT, int GROUPS, bool IS_FLOAT, bool ONE, bool ZEROS>
 static __global__ void __launch_bounds__(THREADS, 1)
     packed_kernel(const __grid_constant__ packed_args a)
 {
@@ -526,8 +608,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
     int ring_bytes = a.c.depth * 2 * a.c.run * a.c.record_bytes;
     char *xs = shared + WARPS * ring_bytes;
     pass_end e = {(float *)(xs + a.n * a.c.x_stride), WARPS * 2 * a.n * COL_STRIDE};
-    float *inverse = e.sums + a.c.buffers * e.buffer;
-    uint64_t *bars = (uint64_t *)(inverse + 8 * NT);
+    float *inverse = e.sums + a.c.buffers * e.buffer, *of_x = inverse + 8 * NT;
+    uint64_t *bars = (uint64_t *)(of_x + a.c.x_groups * 8);
     int group = (int)blockIdx.x >> a.c.split_bits, rank = (int)blockIdx.x & (a.c.n_split - 1);
     int begin = packed_first_unit(a.c, group), last = packed_first_unit(a.c, group + 1), pass = 0,
         base;
@@ -550,21 +632,24 @@ static __global__ void __launch_bounds__(THREADS, 1)
         x[i] = shared_addr(xs + min(i * 8 + lane % 8, a.n - 1) * a.c.x_stride + lane / 8 * 16);
     asm volatile("griddepcontrol.wait;" ::: "memory");
     asm volatile("griddepcontrol.launch_dependents;");
-    packed_load_x(xs, a, first, end);
+    if constexpr (IS_FLOAT)
+        packed_load_x(xs, a, first, end, r);
+    else
+        packed_load_large_x<GROUPS, ONE>(xs, of_x, a, first, end, r);
     end_fetch_squares(squares, warp, a);
-    asm volatile("cp.async.wait_all;" ::: "memory");
     __syncthreads();
     for (base = begin; base < last; base += e.per_pass, pass++) {
         scaled_output next = packed_choose_output(a, e, base, last, 0);
         float acc[2][NT][4] = {};
 
         if (base + (warp >> a.c.warps_bits) < last)
-            packed_multiply_unit<NT, GROUPS, IS_FLOAT>(acc, r, x, first, a);
+            packed_multiply_unit<NT, GROUPS, IS_FLOAT, ONE, ZEROS>(acc, r, x, first, of_x, a);
         if (pass == 0)
             end_find_inverse<WARPS>(inverse, squares, warp, a);
         else
             packed_end_pass(a, to, e, done, base - e.per_pass, last, pass - 1);
-        packed_store_sums<NT>(e.sums + (pass & 1) * e.buffer, acc, warp, a.n);
+        packed_store_sums<NT>(e.sums + (pass & 1) * e.buffer, acc, warp, a.n,
+                              IS_FLOAT ? 1.0f : 0x1p33f);
         packed_cluster_arrive(a.c.n_split);
         done = next;
     }
@@ -617,9 +702,9 @@ static bool packed_lay_out(struct packed_cut *c, int columns)
     c->x_stride = packed_ceil_of(c->n_records, c->n_split) * 256 + X_PAD;
     c->buffers = passes > 1 ? 2 : 1;
     rest = columns * c->x_stride + c->buffers * WARPS * 2 * columns * COL_STRIDE * 4 +
-           packed_round_up(columns, 8) * 4 + WARPS * DEPTH * 8;
-    c->depth = DEPTH;
-    c->smem = rest + DEPTH * stages;
+           packed_round_up(columns, 8) * 4 + WARPS * DEPTH_MAX * 8 + c->x_groups * 32;
+    c->depth = c->x_groups > 0 && rest + DEPTH_MAX * stages <= SMEM_MAX ? DEPTH_MAX : DEPTH_MIN;
+    c->smem = rest + c->depth * stages;
     return c->smem <= SMEM_MAX;
 }
 
@@ -653,6 +738,9 @@ static bool packed_cut_of(struct packed_cut *best, const struct k_matrix *w, int
         c.n_groups = packed_groups_of(n_sms, c.n_split, c.n_units);
         c.units_each = c.n_units / c.n_groups;
         c.n_longer = c.n_units % c.n_groups;
+        c.x_groups = packing.is_float
+                         ? 0
+                         : packed_ceil_of(c.n_records, c.n_split) * (K_PACKED_COLS / packing.group);
         c.warps_bits = 0;
         for (c.n_warps = 1; c.n_warps <= WARPS; c.n_warps *= 2, c.warps_bits++) {
             /* short parts of rows are loaded sooner in single records */
@@ -683,13 +771,13 @@ int product_packed_bucket(const struct k_matrix *w, int n)
     return n <= 1 ? 1 : packed_rows_max(w);
 }
 
-template <int NT, int GROUPS, bool IS_FLOAT>
+template <int NT, int GROUPS, bool IS_FLOAT, bool ONE, bool ZEROS>
 static int packed_launch(const packed_args &a, k_stream stream)
 {
     cudaLaunchAttribute attributes[2] = {};
     cudaLaunchConfig_t config = {};
 
-    if (cudaFuncSetAttribute(packed_kernel<NT, GROUPS, IS_FLOAT>,
+    if (cudaFuncSetAttribute(packed_kernel<NT, GROUPS, IS_FLOAT, ONE, ZEROS>,
                              cudaFuncAttributeMaxDynamicSharedMemorySize, SMEM_MAX) != cudaSuccess)
         return -1;
     attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -702,20 +790,31 @@ static int packed_launch(const packed_args &a, k_stream stream)
     config.stream = stream;
     config.attrs = attributes;
     config.numAttrs = a.c.n_split > 1 ? 2 : 1;
-    return cudaLaunchKernelEx(&config, packed_kernel<NT, GROUPS, IS_FLOAT>, a) == cudaSuccess ? 0
-                                                                                              : -1;
+    return cudaLaunchKernelEx(&config, packed_kernel<NT, GROUPS, IS_FLOAT, ONE, ZEROS>, a) ==
+                   cudaSuccess
+               ? 0
+               : -1;
+}
+
+template <int NT, int GROUPS> static int packed_launch_codes(const packed_args &a, k_stream stream)
+{
+    if (a.has_zeros)
+        return a.columns == 1 ? packed_launch<NT, GROUPS, false, true, true>(a, stream)
+                              : packed_launch<NT, GROUPS, false, false, true>(a, stream);
+    return a.columns == 1 ? packed_launch<NT, GROUPS, false, true, false>(a, stream)
+                          : packed_launch<NT, GROUPS, false, false, false>(a, stream);
 }
 
 template <int NT>
 static int packed_launch_group(const packed_args &a, const struct k_format *f, k_stream stream)
 {
     if (f->elem == K_FLOAT4)
-        return f->group_cols == 16 ? packed_launch<NT, 8, true>(a, stream)
-                                   : packed_launch<NT, 4, true>(a, stream);
+        return f->group_cols == 16 ? packed_launch<NT, 8, true, true, false>(a, stream)
+                                   : packed_launch<NT, 4, true, true, false>(a, stream);
     switch (f->group_cols) {
-    case 32: return packed_launch<NT, 4, false>(a, stream);
-    case 64: return packed_launch<NT, 2, false>(a, stream);
-    default: return packed_launch<NT, 1, false>(a, stream);
+    case 32: return packed_launch_codes<NT, 4>(a, stream);
+    case 64: return packed_launch_codes<NT, 2>(a, stream);
+    default: return packed_launch_codes<NT, 1>(a, stream);
     }
 }
 
@@ -743,7 +842,7 @@ static struct k_product packed_rows_from(const struct k_product *p, int first)
 
 /* Some of the rows: as many as a cut has columns for. More rows than a cut takes are several
  * products, each of which reads w. */
-static int packed_run(const struct k_product *p, const struct packed_cut *cut, int n,
+static int packed_run(const struct k_product *p, const struct packed_cut *cut, int n, int columns,
                       k_stream stream)
 {
     packed_args args = {};
@@ -757,6 +856,7 @@ static int packed_run(const struct k_product *p, const struct packed_cut *cut, i
     args.n_out = p->w->n_out;
     args.is_gated = p->kind == K_PRODUCT_GATED;
     args.has_zeros = p->w->format.has_zeros;
+    args.columns = columns;
     args.is_half = p->w->format.scale == K_F16;
     return packed_launch_group<1>(args, &p->w->format, stream);
 }
@@ -777,7 +877,7 @@ int product_packed(const struct k_product *p, int n, int n_sms, k_stream stream)
     for (int row = 0; row < n && rc == 0; row += columns) {
         struct k_product some = packed_rows_from(p, row);
 
-        rc = packed_run(&some, &cut, n - row < columns ? n - row : columns, stream);
+        rc = packed_run(&some, &cut, n - row < columns ? n - row : columns, columns, stream);
     }
     return rc;
 }

@@ -59,16 +59,12 @@ void k_adapt_sort(const struct k_adapt_rows *to, const int32_t *slots_of, int n,
         to->order[work[slots_of[i] + 1]++] = i;
     to->count[1] = 0;
     for (int at = 0, first = 0; at < n; at++) {
-        int row = to->order[at], slot = slots_of[row];
-        uint64_t bit = row < 64 ? (uint64_t)1 << row : 0;
+        int slot = slots_of[to->order[at]];
 
-        if (at > 0 && slot == slots_of[to->order[at - 1]] && at - first < K_ADAPT_ROWS) {
-            to->masks[n_segments - 1] |= bit;
+        if (at > 0 && slot == slots_of[to->order[at - 1]] && at - first < K_ADAPT_ROWS)
             continue;
-        }
         first = at;
         to->starts[n_segments] = at;
-        to->masks[n_segments] = bit;
         to->slots[n_segments++] = slot;
         to->count[1] += slot < 0;
     }

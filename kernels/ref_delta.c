@@ -8,6 +8,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "kernels/delta.h"
 #include "kernels/ref_state.h"
 
 #define LENGTH_EPS 1e-6f /* of the lengths of queries and keys */
@@ -17,7 +18,7 @@ struct delta_step {
     const struct k_delta *d;
     const struct k_state *state;
     const struct k_tokens *t;
-    const float *in;
+    const float *in, *gates;
     int seq;
     int begin, end; /* its tokens */
     int pos;        /* of the first one */
@@ -53,7 +54,7 @@ static size_t delta_ring_at(const struct k_delta_shape *s, int row, int channel)
 
 static size_t delta_row(const struct k_delta_shape *s, int token)
 {
-    return (size_t)token * (size_t)(k_delta_channels(s) + k_delta_values(s));
+    return (size_t)token * (size_t)k_delta_row(s);
 }
 
 static void delta_open_conv(const struct delta_step *step, struct delta_conv *c)
@@ -118,24 +119,57 @@ static void delta_convolve_unit(const struct delta_step *step, const struct delt
 
 /* --- heads ---------------------------------------------------------------------------------- */
 
-/* out [v_dim] = the normed and gated result of a head at a token. */
-static void delta_finish(const struct delta_step *step, float *out, const float *o, const float *z)
+/* out [values] = the normed and gated result o [v_dim] of a head at a token. */
+static void delta_finish(const struct delta_step *step, float *out, const float *o, int token,
+                         int head)
 {
     const struct k_delta *d = step->d;
-    const float *norm = d->norm;
+    const struct k_delta_shape *s = &d->shape;
+    const float *norm = d->norm, *z = step->in + delta_row(s, token) + k_delta_channels(s);
+    size_t at = (size_t)token * (size_t)k_delta_values(s);
     double sum = 0.0;
     float scale;
 
-    for (int j = 0; j < d->shape.v_dim; j++)
+    if (s->by_channel)
+        z = (const float *)d->z + at;
+    z += head * s->v_dim;
+    out += at + (size_t)(head * s->v_dim);
+    for (int j = 0; j < s->v_dim; j++)
         sum += (double)o[j] * (double)o[j];
-    scale = 1.0f / sqrtf((float)(sum / d->shape.v_dim) + d->eps);
-    for (int j = 0; j < d->shape.v_dim; j++)
-        out[j] = o[j] * scale * norm[j] * (z[j] * state_sigmoid(z[j]));
+    scale = 1.0f / sqrtf((float)(sum / s->v_dim) + d->eps);
+    for (int j = 0; j < s->v_dim; j++) {
+        float open = state_sigmoid(z[j]);
+
+        out[j] = o[j] * scale * norm[j] * (s->by_channel ? open : z[j] * open);
+    }
+}
+
+/* keep [k_dim] = the factors of the rows of a head's matrix before a token. */
+static void delta_forget(const struct delta_step *step, float *keep, int token, int head)
+{
+    const struct k_delta *d = step->d;
+    const struct k_delta_shape *s = &d->shape;
+    float rate = expf(d->a_log[head]);
+    const float *a, *bias = d->dt_bias;
+    size_t row = (size_t)token * (size_t)s->n_v_heads;
+    float one;
+
+    if (s->by_channel) {
+        a = d->a + (row + (size_t)head) * (size_t)s->k_dim;
+        bias += head * s->k_dim;
+        for (int i = 0; i < s->k_dim; i++)
+            keep[i] = expf(-rate * state_softplus(a[i] + bias[i]));
+        return;
+    }
+    one = step->gates[2 * row + (size_t)(s->n_v_heads + head)];
+    one = expf(-rate * state_softplus(one + bias[head]));
+    for (int i = 0; i < s->k_dim; i++)
+        keep[i] = one;
 }
 
 /* m [k_dim][v_dim] forgets, takes the value v at key k, and is read with q into o [v_dim]. */
 static void delta_update(const struct k_delta_shape *s, float *m, const float *q, const float *k,
-                         const float *v, float keep, float beta, float *o)
+                         const float *v, const float *keep, float beta, float *o)
 {
     float u[K_DELTA_DIM_MAX] = {0};
 
@@ -143,7 +177,7 @@ static void delta_update(const struct k_delta_shape *s, float *m, const float *q
         float *row = m + (size_t)i * (size_t)s->v_dim;
 
         for (int j = 0; j < s->v_dim; j++) {
-            row[j] *= keep;
+            row[j] *= keep[i];
             u[j] += row[j] * k[i];
         }
     }
@@ -161,8 +195,8 @@ static void delta_update(const struct k_delta_shape *s, float *m, const float *q
 }
 
 /* All tokens of one value head. */
-static void delta_run_head(const struct delta_step *step, float *out, const float *gates,
-                           const struct delta_conv *of_q, const struct delta_conv *of_k, int head)
+static void delta_run_head(const struct delta_step *step, float *out, const struct delta_conv *of_q,
+                           const struct delta_conv *of_k, int head)
 {
     const struct k_delta *d = step->d;
     const struct k_delta_shape *s = &d->shape;
@@ -171,22 +205,21 @@ static void delta_run_head(const struct delta_step *step, float *out, const floa
                               .dim = s->v_dim};
     float m[K_DELTA_DIM_MAX * K_DELTA_DIM_MAX] = {0};
     float q[K_DELTA_DIM_MAX], k[K_DELTA_DIM_MAX], v[K_DELTA_DIM_MAX], o[K_DELTA_DIM_MAX];
-    float rate = expf(d->a_log[head]);
+    float keep[K_DELTA_DIM_MAX];
 
     delta_open_conv(step, &of_v);
     if (step->pos > 0)
         delta_load(step, m, (size_t)head * k_delta_matrix(s), k_delta_matrix(s));
     for (int i = step->begin; i < step->end; i++) {
-        const float *gate = gates + (size_t)i * 2 * (size_t)s->n_v_heads;
-        float forget = rate * state_softplus(gate[s->n_v_heads + head] + d->dt_bias[head]);
-        size_t at = (size_t)i * (size_t)k_delta_values(s) + (size_t)(head * s->v_dim);
-        const float *z = step->in + delta_row(s, i) + k_delta_channels(s) + head * s->v_dim;
+        float beta =
+            state_sigmoid(step->gates[(size_t)i * (size_t)k_delta_gates(s) + (size_t)head]);
 
         delta_convolve_unit(step, of_q, q, i, 1.0f / sqrtf((float)s->k_dim));
         delta_convolve_unit(step, of_k, k, i, 1.0f);
         delta_convolve(step, &of_v, v, i);
-        delta_update(s, m, q, k, v, expf(-forget), state_sigmoid(gate[head]), o);
-        delta_finish(step, out + at, o, z);
+        delta_forget(step, keep, i, head);
+        delta_update(s, m, q, k, v, keep, beta, o);
+        delta_finish(step, out, o, i, head);
     }
     delta_store(step, m, (size_t)head * k_delta_matrix(s), k_delta_matrix(s));
     delta_close_conv(step, &of_v);
@@ -201,6 +234,7 @@ void ref_delta_rule(float *out, const float *in, const float *gates, const struc
                               .state = state,
                               .t = t,
                               .in = in,
+                              .gates = gates,
                               .seq = seq,
                               .begin = t->seq_start[seq],
                               .end = t->seq_start[seq + 1]};
@@ -217,7 +251,7 @@ void ref_delta_rule(float *out, const float *in, const float *gates, const struc
     delta_open_conv(&step, &of_q);
     delta_open_conv(&step, &of_k);
     for (int head = k_head * n; head < (k_head + 1) * n; head++)
-        delta_run_head(&step, out, gates, &of_q, &of_k, head);
+        delta_run_head(&step, out, &of_q, &of_k, head);
     delta_close_conv(&step, &of_q);
     delta_close_conv(&step, &of_k);
 }

@@ -104,13 +104,14 @@ static void score(float *x, const struct k_router *r)
 /* Weights of the chosen experts, from their scores, in place. */
 static void weigh(float *weights, const int32_t *ids, const struct k_router *r)
 {
+    int n = r->n_used - r->n_shared;
     float sum = 0.0f;
 
     if (r->scoring == K_SCORE_TOP)
-        softmax(weights, r->n_used);
-    for (int i = 0; i < r->n_used; i++)
+        softmax(weights, n);
+    for (int i = 0; i < n; i++)
         sum += weights[i];
-    for (int i = 0; i < r->n_used; i++) {
+    for (int i = 0; i < n; i++) {
         if (r->renorms)
             weights[i] /= fmaxf(sum, r->least);
         weights[i] *= r->scale;
@@ -131,7 +132,7 @@ static void choose(int32_t *ids, float *weights, const float *logits, const stru
         choice[i] = scores[i] + (r->bias != NULL ? r->bias[i] : 0.0f);
     if (r->n_groups > 1)
         close_groups(taken, choice, r);
-    for (int slot = 0; slot < r->n_used; slot++) {
+    for (int slot = 0; slot < r->n_used - r->n_shared; slot++) {
         int best = largest(choice, taken, r->n_experts);
 
         ids[slot] = best;
@@ -140,6 +141,10 @@ static void choose(int32_t *ids, float *weights, const float *logits, const stru
         taken[best] = true;
     }
     weigh(weights, ids, r);
+    for (int i = 0; i < r->n_shared; i++) {
+        ids[r->n_used - r->n_shared + i] = r->n_experts + i;
+        weights[r->n_used - r->n_shared + i] = 1.0f;
+    }
 }
 
 void ref_choose(const struct k_routes *out, const float *logits, const struct k_router *r, int n)

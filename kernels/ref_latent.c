@@ -29,17 +29,20 @@ static const float *turns_of(const struct k_latent *l, int pos)
 }
 
 /* The layer has one kv head, and a page nothing but rows. */
-void ref_latent_keys(const float *in, const struct k_latent *l, const struct k_kv *kv,
+void ref_latent_keys(float *q, const float *in, const struct k_latent *l, const struct k_kv *kv,
                      const struct k_tokens *t, int first, int last)
 {
-    int width = k_latent_row(&l->shape), rank = l->shape.kv_rank;
+    int width = k_latent_row(&l->shape), rank = l->shape.kv_rank, q_rank = l->shape.q_rank;
 
     for (int i = first; i < last; i++) {
-        const float *from = in + (size_t)i * (size_t)width;
+        const float *begin = in + (size_t)i * (size_t)k_latent_in(&l->shape);
+        const float *from = begin + k_latent_first(&l->shape);
         int seq = t->seq[i], pos = t->pos[i];
         int32_t page;
         float *row;
 
+        if (q_rank > 0)
+            ref_rmsnorm(q + (size_t)i * (size_t)q_rank, begin, l->q_norm, l->eps, 1, q_rank);
         if (t->kv_len[seq] == 0)
             continue;
         page = t->page_ids[(size_t)seq * t->pages_max + pos / kv->page_tokens];
@@ -64,7 +67,9 @@ void ref_latent_queries(float *out, const float *in, const struct k_latent *l,
 {
     const struct k_latent_shape *s = &l->shape;
     size_t at = (size_t)token * s->n_heads + head;
-    const float *q = in + at * (size_t)k_latent_query(s), *up = up_of(l, head);
+    const float *q = in + (size_t)token * (size_t)k_latent_stride(s) +
+                     (size_t)head * (size_t)k_latent_query(s),
+                *up = up_of(l, head);
     float *to = out + at * (size_t)k_latent_row(s);
 
     memset(to, 0, (size_t)s->kv_rank * sizeof *to);

@@ -19,6 +19,10 @@
  *
  * Two fifths of the queries stay in registers, the rest in shared memory.
  *
+ * Rows of e4m3 come as they are into two raw stages, in the place of the last one of bf16, and the
+ * loaders widen each into one of the other three while the next is on its way. A thread widens what
+ * it has copied itself.
+ *
  * Decodes: k_attn_schedule() has cut the tiles of all rows of jobs into equal shares, one a CTA
  * (attn_plan.cu). A row that is cut leaves parts in plan->work, sums that are not divided yet; a
  * second kernel merges. Chunks: a CTA takes whole tiles of the plan in turn.
@@ -30,12 +34,14 @@
  * DeepSeek-V2 (arXiv 2405.04434); two warpgroups that share the output's columns as in FlashMLA. */
 #include "kernels/attn_decode.cuh"
 #include "kernels/choice.h"
+#include "kernels/e4m3.cuh"
 #include "kernels/latent.h"
 
 #define ROW       (K_LATENT_RANK_MAX + K_LATENT_ROPE_MAX)
 #define VALUES    K_LATENT_RANK_MAX
 #define TILE      DECODE_LATENT_TILE
 #define STAGES    4
+#define RAW       (TILE * ROW) /* bytes of a tile of e4m3 */
 #define SLAB      1024
 #define PANEL     (TILE / 8 * SLAB) /* bytes of 64 columns of a tile */
 #define PANELS    (ROW / 64)
@@ -52,6 +58,10 @@
 #define MERGERS   8 /* CTAs that merge a cut row */
 
 static_assert(LEFT * 2 == Q_PANELS * 4, "the queries that are not held");
+static_assert(2 * RAW == PANELS * PANEL, "two raw tiles in a stage");
+
+/* Stages of widened tiles. */
+template <bool E4M3> static constexpr int latent_stages = E4M3 ? STAGES - 1 : STAGES;
 
 struct latent_args {
     k_bf16 *out;
@@ -60,7 +70,8 @@ struct latent_args {
     struct k_tokens t;
     struct k_attn_plan plan;
     int n_heads, blocks; /* blocks of 64 heads of a decode */
-    float scale;         /* times log2(e) */
+    float scale;         /* times log2(e), and the scale of e4m3 */
+    float out_scale;     /* of results */
 };
 
 /* 64 rows from pair `pair` of the tokens from `token` on. */
@@ -189,6 +200,73 @@ static __device__ __forceinline__ void latent_announce(latent_shared *sh, int st
 {
     fence_async();
     barrier_arrive(&sh->full[stage]);
+}
+
+/* Begin to copy a tile of e4m3: a thread has every fourth 16 bytes of a row, one of each panel. */
+static __device__ __forceinline__ void latent_fetch_raw(const latent_args &a, const latent_job &job,
+                                                        unsigned char *raw, int first)
+{
+    int row = threadIdx.x / 4, chunk = threadIdx.x % 4, pos = first * TILE + row;
+    bool is_there = pos < job.len;
+    const uint8_t *from = (const uint8_t *)a.kv.pages +
+                          key_elem(a.kv, job.pages, is_there ? pos : first * TILE, 0) + chunk * 16;
+    uint32_t to = shared_addr(raw) + row * ROW + chunk * 16;
+
+#pragma unroll
+    for (int panel = 0; panel < PANELS; panel++)
+        latent_copy(to + panel * 64, from + panel * 64, is_there);
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+/* The thread's part of a raw tile, whose copies have ended, as bf16 in a stage. */
+static __device__ __forceinline__ void latent_widen_raw(unsigned char *tile,
+                                                        const unsigned char *raw)
+{
+    int row = threadIdx.x / 4, chunk = threadIdx.x % 4;
+    const unsigned char *from = raw + row * ROW + chunk * 16;
+    unsigned char *to = tile + row / 8 * SLAB + row % 8 * 128;
+
+#pragma unroll 3
+    for (int panel = 0; panel < PANELS; panel++) {
+        uint4 x = *(const uint4 *)(from + panel * 64);
+
+        *(uint4 *)(to + panel * PANEL + (2 * chunk ^ row % 8) * 16) =
+            widen_eight(make_uint2(x.x, x.y));
+        *(uint4 *)(to + panel * PANEL + ((2 * chunk + 1) ^ row % 8) * 16) =
+            widen_eight(make_uint2(x.z, x.w));
+    }
+}
+
+/* A tile is widened when the next one has been requested. */
+static __device__ void latent_load_raw(latent_shared *sh, const latent_args &a, latent_work w)
+{
+    ring<latent_stages<true>> at = {0, 1};
+    unsigned char *raw = sh->tile[STAGES - 1];
+    latent_job job;
+    int n = 0; /* tiles so far */
+    bool more = latent_next_job(a, w, job);
+
+    for (int i = 0; more || n > 0;) {
+        if (more)
+            latent_fetch_raw(a, job, raw + n % 2 * RAW, job.first + i);
+        if (n > 0) {
+            if (more)
+                latent_copies_wait<1>();
+            else
+                latent_copies_wait<0>();
+            barrier_wait(&sh->empty[at.stage], at.parity);
+            latent_widen_raw(sh->tile[at.stage], raw + (n - 1) % 2 * RAW);
+            latent_announce(sh, at.stage);
+            at.next();
+        }
+        if (!more)
+            return;
+        n++;
+        if (++i == job.n) {
+            i = 0;
+            more = latent_next_job(a, w, job);
+        }
+    }
 }
 
 /* A tile is announced when the next one has been requested, which is a stage before the consumers
@@ -433,7 +511,7 @@ static __device__ void latent_write(const latent_args &a, const latent_job &job,
             continue;
         if (job.part >= 0 && WG == 0 && threadIdx.x % 4 == 0)
             part->top[row] = r.top[k], part->sum[row] = sum;
-        scale = 1.0f / sum;
+        scale = a.out_scale / sum;
 #pragma unroll
         for (int i = 0; i < 32; i++) {
             float low = r.acc[i / 16][i % 16 * 4 + k * 2];
@@ -447,9 +525,9 @@ static __device__ void latent_write(const latent_args &a, const latent_job &job,
     }
 }
 
-template <int WG>
+template <int WG, bool E4M3>
 static __device__ void latent_compute(latent_shared *sh, const latent_args &a,
-                                      const latent_job &job, ring<STAGES> &at, int &n)
+                                      const latent_job &job, ring<latent_stages<E4M3>> &at, int &n)
 {
     latent_rows r = {};
     float score[16], shrink[2];
@@ -487,17 +565,18 @@ static __device__ void latent_compute(latent_shared *sh, const latent_args &a,
     latent_write<WG>(a, job, r);
 }
 
-template <int WG>
+template <int WG, bool E4M3>
 static __device__ void latent_consume(latent_shared *sh, const latent_args &a, latent_work w)
 {
-    ring<STAGES> at = {0, 0};
+    ring<latent_stages<E4M3>> at = {0, 0};
     latent_job job;
     int n = 0;
 
     while (latent_next_job(a, w, job))
-        latent_compute<WG>(sh, a, job, at, n);
+        latent_compute<WG, E4M3>(sh, a, job, at, n);
 }
 
+template <bool E4M3>
 static __global__ void __launch_bounds__(THREADS, 1)
     sm90_attn_latent_kernel(const __grid_constant__ latent_args a)
 {
@@ -513,17 +592,22 @@ static __global__ void __launch_bounds__(THREADS, 1)
         barrier_init_done();
     }
     __syncthreads();
+    wait_for_previous();
+    let_next_begin();
     if (a.plan.n_decodes > 0)
         w.share = ((const decode_schedule *)a.plan.schedule)->workers[blockIdx.x];
     if (threadIdx.x < 128) {
         registers_give<40>();
-        latent_load(sh, a, w);
+        if constexpr (E4M3)
+            latent_load_raw(sh, a, w);
+        else
+            latent_load(sh, a, w);
     } else {
         registers_take<232>();
         if (threadIdx.x < 256)
-            latent_consume<0>(sh, a, w);
+            latent_consume<0, E4M3>(sh, a, w);
         else
-            latent_consume<1>(sh, a, w);
+            latent_consume<1, E4M3>(sh, a, w);
     }
 }
 
@@ -536,8 +620,11 @@ static __global__ void __launch_bounds__(128) sm90_latent_merge_kernel(const lat
     const decode_worker *workers = ((const decode_schedule *)a.plan.schedule)->workers;
     const decode_latent_part *parts = (const decode_latent_part *)a.plan.work;
     int first = blockIdx.x, last = first, left, tiles;
-    decode_worker w = workers[first], before;
+    decode_worker w, before;
 
+    wait_for_previous();
+    let_next_begin();
+    w = workers[first];
     if (first == 0 || w.n == 0 || w.tile == 0)
         return;
     before = workers[first - 1];
@@ -565,6 +652,7 @@ static __global__ void __launch_bounds__(128) sm90_latent_merge_kernel(const lat
             acc.x = fmaf(x.x, factor, acc.x), acc.y = fmaf(x.y, factor, acc.y);
             acc.z = fmaf(x.z, factor, acc.z), acc.w = fmaf(x.w, factor, acc.w);
         }
+        sum /= a.out_scale;
         *(uint2 *)to =
             make_uint2(pack_bf16(acc.x / sum, acc.y / sum), pack_bf16(acc.z / sum, acc.w / sum));
     }
@@ -574,26 +662,50 @@ static __global__ void __launch_bounds__(128) sm90_latent_merge_kernel(const lat
 
 int k_attn_latents_take_sm90(const struct k_kv *kv)
 {
-    return kv->head_dim == ROW && kv->value_dim == VALUES && kv->type == K_BF16 &&
-           kv->page_elems % 8 == 0 && kv->layer_elems % 8 == 0;
+    size_t elems = kv->type == K_E4M3 ? 16 : 8; /* of a copy */
+
+    return kv->head_dim == ROW && kv->value_dim == VALUES &&
+           (kv->type == K_BF16 || kv->type == K_E4M3) && kv->page_elems % elems == 0 &&
+           kv->layer_elems % elems == 0;
+}
+
+template <bool E4M3> static int latent_launch(const latent_args &args, k_stream stream)
+{
+    cudaLaunchAttribute attribute = {};
+    cudaLaunchConfig_t config = {};
+
+    if (cudaFuncSetAttribute(sm90_attn_latent_kernel<E4M3>,
+                             cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             (int)sizeof(latent_shared)) != cudaSuccess)
+        return -1;
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    config.gridDim = dim3(DECODE_SMS);
+    config.blockDim = dim3(THREADS);
+    config.dynamicSmemBytes = sizeof(latent_shared);
+    config.stream = (cudaStream_t)stream;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    return cudaLaunchKernelEx(&config, sm90_attn_latent_kernel<E4M3>, args) == cudaSuccess ? 0 : -1;
 }
 
 int k_attn_latents_sm90(k_bf16 *out, const k_bf16 *q, const struct k_kv *kv,
                         const struct k_tokens *t, const struct k_attn_plan *plan, int n_heads,
                         float scale, k_stream stream)
 {
-    latent_args args = {out,           q, *kv, *t, *plan, n_heads, decode_latent_blocks(n_heads),
-                        scale * LOG2_E};
+    latent_args args = {
+        out, q, *kv, *t, *plan, n_heads, decode_latent_blocks(n_heads), scale * LOG2_E, 1.0f};
     int rc;
 
     if (plan->n_decodes == 0 && plan->n_tiles == 0)
         return 0;
-    if (cudaFuncSetAttribute(sm90_attn_latent_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             (int)sizeof(latent_shared)) != cudaSuccess)
-        return -1;
+    if (kv->type == K_E4M3) {
+        args.scale *= kv->k_scale;
+        args.out_scale = kv->v_scale;
+    }
     rc =
-        K_LAUNCH(sm90_attn_latent_kernel, DECODE_SMS, THREADS, sizeof(latent_shared), stream, args);
+        kv->type == K_E4M3 ? latent_launch<true>(args, stream) : latent_launch<false>(args, stream);
     if (rc == 0 && plan->n_decodes > 0)
-        rc = K_LAUNCH(sm90_latent_merge_kernel, dim3(DECODE_SMS, MERGERS), 128, 0, stream, args);
+        rc = K_LAUNCH_EARLY(sm90_latent_merge_kernel, dim3(DECODE_SMS, MERGERS), 128, stream, args);
     return rc;
 }

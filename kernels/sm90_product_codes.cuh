@@ -7,10 +7,9 @@
  * warps of a warpgroup have a strip each, whose fragments are those of wgmma's first operand. x is
  * bfloat16 in the order of the columns.
  *
- * 128 | code is 128 + code in bfloat16; 128 + zero is subtracted, which is exact, and the
- * difference multiplied by the group's scale. A scale of float16 is the sum of two bfloat16, and
- * its product with a code one fused operation: so the operand is the weight, rounded once. Floats
- * are exact (packed.cuh) but for the scale of their row, which the epilogue applies. */
+ * An operand of codes is (code - zero) / 64, which is exact (codes_operand()). Products of a
+ * group of columns are added up by themselves; its scale times 64 multiplies their sum. Floats are
+ * exact (packed.cuh) but for the scale of their row, which the epilogue applies. */
 #ifndef QUIRE_KERNELS_SM90_PRODUCT_CODES_CUH
 #define QUIRE_KERNELS_SM90_PRODUCT_CODES_CUH
 
@@ -66,10 +65,11 @@ static __device__ inline uint32_t codes_lane_at(const product_cut &c)
     return (uint32_t)((int)threadIdx.x % 128 / 32 * c.group_bytes + (int)threadIdx.x % 32 * 16);
 }
 
-/* A lane's numbers of a group of columns, for rows g and g + 8 of its strip, each twice in a word:
- * 128 + zero, and the two parts of the scale. */
+/* A lane's numbers of a group of columns, for rows g and g + 8 of its strip: -zero / 64, twice in a
+ * word, and 64 times the scale. */
 struct code_numbers {
-    uint32_t less[2], high[2], low[2];
+    uint32_t less[2];
+    float scale[2];
 };
 
 static __device__ __forceinline__ uint32_t codes_load_shared_16(uint32_t at)
@@ -107,32 +107,35 @@ static __device__ __forceinline__ void codes_load_numbers(code_numbers &numbers,
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         uint32_t bits = codes_load_shared_16(scales + i * 16);
-        float scale = packed_scale((uint16_t)bits, form.is_half);
-        bf16 high = __float2bfloat16(scale), low = __float2bfloat16(scale - __bfloat162float(high));
 
-        numbers.high[i] = __bfloat16_as_ushort(high) * 0x00010001U;
-        numbers.low[i] = __bfloat16_as_ushort(low) * 0x00010001U;
-        numbers.less[i] = 0x43084308U;
-        if (form.has_zeros)
-            numbers.less[i] = 0x43004300U + codes_load_shared_8(zeros + i * 8) * 0x00010001U;
+        numbers.scale[i] = packed_scale((uint16_t)bits, form.is_half) * 64.0f;
+        numbers.less[i] = 0xbe00be00U; /* -8 / 64 */
+        if (form.has_zeros)            /* a subnormal number times -2^127 */
+            numbers.less[i] =
+                mxfp4_times(codes_load_shared_8(zeros + i * 8) * 0x00010001U, 0xff00ff00U);
     }
 }
 
-static __device__ __forceinline__ __nv_bfloat162 codes_pair_of(uint32_t bits)
+static __device__ __forceinline__ uint32_t codes_fused(uint32_t x, uint32_t y, uint32_t z)
 {
-    return *(const __nv_bfloat162 *)&bits;
+    uint32_t sum;
+
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(x), "r"(y), "r"(z));
+    return sum;
 }
 
-/* Two codes, 16 bits apart, as weights. */
-static __device__ __forceinline__ uint32_t codes_widen(uint32_t codes, int row,
-                                                       const code_numbers &numbers)
+/* A word of codes as the operand of a product of 16 x 16, (code - zero) / 64: register r has row
+ * g + 8 (r % 2). less: of both rows. */
+static __device__ __forceinline__ void codes_operand(uint32_t (&a)[4], uint32_t codes,
+                                                     const uint32_t (&less)[2])
 {
-    __nv_bfloat162 code =
-        __hsub2(codes_pair_of(packed_two(codes)), codes_pair_of(numbers.less[row]));
-    __nv_bfloat162 weight = __hfma2(code, codes_pair_of(numbers.high[row]),
-                                    __hmul2(code, codes_pair_of(numbers.low[row])));
+    const uint32_t low = 0x7f007f00U, high = 0x7d007d00U; /* 2^127, 2^123 */
+    uint32_t upper = codes >> 8;
 
-    return *(const uint32_t *)&weight;
+    a[0] = codes_fused(codes & CODE_LOW, low, less[0]);
+    a[1] = codes_fused(codes & CODE_HIGH, high, less[1]);
+    a[2] = codes_fused(upper & CODE_LOW, low, less[0]);
+    a[3] = codes_fused(upper & CODE_HIGH, high, less[1]);
 }
 
 static __device__ __forceinline__ uint4 codes_load_words(uint32_t at)
@@ -146,10 +149,14 @@ static __device__ __forceinline__ uint4 codes_load_words(uint32_t at)
     return words;
 }
 
-/* Widen 64 columns to operands of four products. tile: which of the record's two. */
-static __device__ __forceinline__ void codes_widen_slab(uint32_t (&a)[4][4], const uint4 &words,
-                                                        code_numbers &numbers, uint32_t record,
-                                                        int tile, const code_form &form)
+/* Widen 64 columns to operands of four products. tile: which of the record's two; scales: of the
+ * groups of its first and its last 32 columns. WHOLE: a record is one group, and its first tile
+ * loads the numbers. */
+template <bool WHOLE>
+static __device__ __forceinline__ void codes_widen_slab(uint32_t (&a)[4][4], float (&scales)[2][2],
+                                                        code_numbers &numbers, const uint4 &words,
+                                                        uint32_t record, int tile,
+                                                        const code_form &form)
 {
     const uint32_t codes[4] = {words.x, words.y, words.z, words.w};
 
@@ -157,11 +164,10 @@ static __device__ __forceinline__ void codes_widen_slab(uint32_t (&a)[4][4], con
     for (int i = 0; i < 4; i++) {
         int quarter = tile * 2 + i / 2;
 
-        if (i == 0 || (i == 2 && form.groups == 4))
-            codes_load_numbers(numbers, record, quarter * form.groups / 4, form);
-#pragma unroll
-        for (int k = 0; k < 4; k++)
-            a[i][k] = codes_widen(codes[i] >> 4 * k, k % 2, numbers);
+        if (WHOLE ? i == 0 && tile == 0 : i == 0 || (i == 2 && form.groups == 4))
+            codes_load_numbers(numbers, record, WHOLE ? 0 : quarter * form.groups / 4, form);
+        codes_operand(a[i], codes[i], numbers.less);
+        scales[i / 2][0] = numbers.scale[0], scales[i / 2][1] = numbers.scale[1];
     }
 }
 
@@ -199,32 +205,25 @@ static __device__ __forceinline__ void codes_multiply_slab(float (&acc)[SUMS(N)]
     warpgroup_commit();
 }
 
-/* Multiply a stage, in two groups of products per slab: one is widened while the other runs. `at`
- * is this lane's address, x is in units of 16 bytes; both move by a slab. */
-template <int N, bool IS_FLOAT>
-static __device__ __forceinline__ void codes_multiply(float (&acc)[SUMS(N)][N / 2], uint32_t at,
-                                                      uint32_t x, int n_slabs, uint32_t slab,
-                                                      uint32_t x_slab, uint32_t x_rows,
-                                                      const code_form &form)
+/* Multiply a stage of floats, in two groups of products per slab: one is widened while the other
+ * runs. `at` is this lane's address, x is in units of 16 bytes; both move by a slab. */
+template <int N>
+static __device__ __forceinline__ void codes_multiply_floats(float (&acc)[SUMS(N)][N / 2],
+                                                             uint32_t at, uint32_t x, int n_slabs,
+                                                             uint32_t slab, uint32_t x_slab,
+                                                             uint32_t x_rows, const code_form &form)
 {
     uint32_t a[2][4][4], record = at - threadIdx.x % 32 * 16;
     uint4 words = codes_load_words(at);
-    code_numbers numbers;
 
 #pragma unroll 1
     for (int s = 0; s < n_slabs; s++) {
-        if constexpr (IS_FLOAT)
-            codes_widen_floats(a[0], words, record, 0, form);
-        else
-            codes_widen_slab(a[0], words, numbers, record, 0, form);
+        codes_widen_floats(a[0], words, record, 0, form);
         words = codes_load_words(at + PACKED_CODE_BYTES / 2);
         codes_multiply_slab<N>(acc, a[0], x, x_rows);
         x += x_slab;
         warpgroup_wait<1>();
-        if constexpr (IS_FLOAT)
-            codes_widen_floats(a[1], words, record, 1, form);
-        else
-            codes_widen_slab(a[1], words, numbers, record, 1, form);
+        codes_widen_floats(a[1], words, record, 1, form);
         at += slab;
         record += slab;
         if (s + 1 < n_slabs)
@@ -235,6 +234,87 @@ static __device__ __forceinline__ void codes_multiply(float (&acc)[SUMS(N)][N / 
     }
     warpgroup_wait<0>();
     keep(acc[0]), keep(acc[SUMS(N) - 1]);
+}
+
+/* Begin COUNT products of a slab, from `first` on. begins: they are the first of a group. */
+template <int N, int COUNT>
+static __device__ __forceinline__ void codes_begin(float (&part)[SUMS(N)][N / 2],
+                                                   uint32_t (&a)[4][4], int first, bool begins,
+                                                   uint32_t x, uint32_t x_rows)
+{
+    keep(a), keep(part[0]), keep(part[SUMS(N) - 1]);
+    warpgroup_begin();
+#pragma unroll
+    for (int i = first; i < first + COUNT; i++)
+        multiply_rows(part[i % SUMS(N)], a[i], (uint64_t)x_rows << 32 | (x + 2 * i),
+                      !begins || i - first >= SUMS(N));
+    warpgroup_commit();
+}
+
+/* Wait for the sums of a group, and add them times its scales. */
+template <int N>
+static __device__ __forceinline__ void codes_end_group(float (&acc)[N / 2],
+                                                       float (&part)[SUMS(N)][N / 2],
+                                                       const float (&scales)[2])
+{
+    warpgroup_wait<0>();
+    keep(part[0]), keep(part[SUMS(N) - 1]);
+#pragma unroll
+    for (int i = 0; i < N / 2; i++) {
+        float sum = SUMS(N) == 1 ? part[0][i] : part[0][i] + part[SUMS(N) - 1][i];
+
+        acc[i] = __fmaf_rn(sum, scales[i / 2 % 2], acc[i]);
+    }
+}
+
+/* The products of 64 columns: of two groups; or begun, the group's first or not. */
+template <int N>
+static __device__ __forceinline__ void codes_run_slab(float (&acc)[N / 2],
+                                                      float (&part)[SUMS(N)][N / 2],
+                                                      uint32_t (&a)[4][4],
+                                                      const float (&scales)[2][2], bool begins,
+                                                      uint32_t x, uint32_t x_rows, bool has_two)
+{
+    if (!has_two) {
+        codes_begin<N, 4>(part, a, 0, begins, x, x_rows);
+        return;
+    }
+    codes_begin<N, 2>(part, a, 0, true, x, x_rows);
+    codes_end_group<N>(acc, part, scales[0]);
+    codes_begin<N, 2>(part, a, 2, true, x, x_rows);
+}
+
+/* codes_multiply_floats() of codes. The next 64 columns are widened while products run. */
+template <int N, bool WHOLE>
+static __device__ __forceinline__ void codes_multiply(float (&acc)[N / 2], uint32_t at, uint32_t x,
+                                                      int n_slabs, uint32_t slab, uint32_t x_slab,
+                                                      uint32_t x_rows, const code_form &form)
+{
+    uint32_t a[2][4][4], record = at - threadIdx.x % 32 * 16;
+    float part[SUMS(N)][N / 2], scales[2][2][2];
+    bool has_two = !WHOLE && form.groups == 4, ends = !WHOLE && form.groups > 1;
+    uint4 words = codes_load_words(at);
+    code_numbers numbers;
+
+    codes_widen_slab<WHOLE>(a[0], scales[0], numbers, words, record, 0, form);
+#pragma unroll 1
+    for (int s = 0; s < n_slabs; s++) {
+        words = codes_load_words(at + PACKED_CODE_BYTES / 2);
+        codes_run_slab<N>(acc, part, a[0], scales[0], true, x, x_rows, has_two);
+        codes_widen_slab<WHOLE>(a[1], scales[1], numbers, words, record, 1, form);
+        if (ends)
+            codes_end_group<N>(acc, part, scales[0][1]);
+        at += slab;
+        record += slab;
+        codes_run_slab<N>(acc, part, a[1], scales[1], ends, x + x_slab, x_rows, has_two);
+        x += 2 * x_slab;
+        if (s + 1 < n_slabs) {
+            words = codes_load_words(at);
+            warpgroup_wait<1>(); /* the products that read a[0] */
+            codes_widen_slab<WHOLE>(a[0], scales[0], numbers, words, record, 0, form);
+        }
+        codes_end_group<N>(acc, part, scales[1][1]);
+    }
 }
 
 #endif

@@ -17,13 +17,15 @@
 #include "kernels/product.cuh"
 #include "kernels/product_cut.h"
 
-/* Elements of w: bfloat16; e4m3, for which x is float16; codes in records, integers or floats. */
-enum wide_form { WIDE_PLAIN, WIDE_E4M3, WIDE_CODES, WIDE_FLOATS };
+/* Elements of w: bfloat16; e4m3, for which x is float16; codes in records: integers, a record of
+ * which is one group or several, or floats. */
+enum wide_form { WIDE_PLAIN, WIDE_E4M3, WIDE_WHOLE, WIDE_CODES, WIDE_FLOATS };
 
-#define WIDE_RECORDS(form) ((form) == WIDE_CODES || (form) == WIDE_FLOATS)
-#define WIDE_SCALED(form)  ((form) == WIDE_E4M3 || (form) == WIDE_FLOATS) /* by row */
+#define WIDE_INTEGERS(form) ((form) == WIDE_WHOLE || (form) == WIDE_CODES)
+#define WIDE_RECORDS(form)  (WIDE_INTEGERS(form) || (form) == WIDE_FLOATS)
+#define WIDE_SCALED(form)   ((form) == WIDE_E4M3 || (form) == WIDE_FLOATS) /* by row */
 
-#define WORKERS            256 /* threads of the two warpgroups that multiply and finish tiles */
+#define WORKERS             256 /* threads of the two warpgroups that multiply and finish tiles */
 
 /* Accumulators per element: two, so that consecutive products need not wait for each other; with
  * the most columns there are registers for one only. */
@@ -704,21 +706,12 @@ static __device__ inline patch_reads end_read_patch(const facts &t, const patch 
     return reads;
 }
 
-/* What adapters add to patches (sm90_product_adapt.cuh); here there are none. */
-struct end_no_more {
-    static constexpr bool adds = false;
-
-    __device__ void add(float (&)[PATCH_SUMS], int, int) const
-    {
-    }
-};
-
-/* Add a patch's sums of both warpgroups and, in a pair, of the other CTA's two, in a fixed order,
- * and `more`; apply the norm's factor, scales and the bias. */
-template <int N, class MORE>
+/* Add a patch's sums of both warpgroups and, in a pair, of the other CTA's two, in a fixed order;
+ * apply the norm's factor, scales and the bias. */
+template <int N>
 static __device__ inline void end_sum_patch(float (&y)[PATCH_SUMS], const facts &t,
                                             const patch_reads &r, const share &s, const patch &p,
-                                            int warp, int sixteen, const MORE &more_sums, int nth)
+                                            int warp, int sixteen)
 {
     int at = ((sixteen * PATCHES(N) + warp % DEALT(N)) * 32 + threadIdx.x % 32) * PATCH_SUMS;
     float4 sum = *(const float4 *)(s.own + at), more = *(const float4 *)(s.own + at + s.part);
@@ -731,12 +724,6 @@ static __device__ inline void end_sum_patch(float (&y)[PATCH_SUMS], const facts 
     }
     sum.x = (sum.x + more.x) + (a.x + b.x), sum.y = (sum.y + more.y) + (a.y + b.y);
     sum.z = (sum.z + more.z) + (a.z + b.z), sum.w = (sum.w + more.w) + (a.w + b.w);
-    if constexpr (MORE::adds) {
-        float d[PATCH_SUMS] = {};
-
-        more_sums.add(d, nth, warp % DEALT(N));
-        sum.x += d[0], sum.y += d[1], sum.z += d[2], sum.w += d[3];
-    }
     y[0] = sum.x * (root.x * r.scale[0]) + low_half(r.bias[0]);
     y[1] = sum.y * (root.y * r.scale[0]) + low_half(r.bias[0]);
     y[2] = sum.z * (root.x * r.scale[1]) + low_half(r.bias[1]);
@@ -832,13 +819,11 @@ static __device__ inline first_patches<N> end_begin_patches(const facts &t, cons
 
 /* The epilogue of a tile of one block. A single CTA has the sums of a tile in shared memory of
  * their own, or those of its only tile over the stages; each CTA of a pair has one tile. */
-template <int N, int KIND, bool SCALED, class MORE>
+template <int N, int KIND, bool SCALED>
 static __device__ inline void end_block(const float (&acc)[N / 2], const facts &t, const share &s,
-                                        first_patches<N> now, int warp, int rank, const exchange &x,
-                                        const MORE &more)
+                                        first_patches<N> now, int warp, int rank, const exchange &x)
 {
     const int APART = 8 / DEALT(N), TOGETHER = PATCHES_TOGETHER(N);
-    int done = 0; /* patches */
 
     end_share_sums<N>(acc, s, rank, x);
     named_sync(2, WORKERS);
@@ -850,8 +835,7 @@ static __device__ inline void end_block(const float (&acc)[N / 2], const facts &
 #pragma unroll
         for (int i = 0; i < TOGETHER; i++) {
             if (i == 0 || sixteen + i * APART < s.sixteens)
-                end_sum_patch<N>(y[i], t, now.reads[i], s, now.p[i], warp, sixteen + i * APART,
-                                 more, done + i);
+                end_sum_patch<N>(y[i], t, now.reads[i], s, now.p[i], warp, sixteen + i * APART);
         }
 #pragma unroll
         for (int i = 0; i < TOGETHER; i++) {
@@ -862,7 +846,7 @@ static __device__ inline void end_block(const float (&acc)[N / 2], const facts &
             else
                 end_add_patch(y[i], now.reads[i], t, now.p[i]);
         }
-        sixteen += TOGETHER * APART, done += TOGETHER;
+        sixteen += TOGETHER * APART;
         if (sixteen < s.sixteens)
             now = end_begin_patches<N, KIND, SCALED>(t, s, warp, sixteen);
     }

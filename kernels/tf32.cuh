@@ -83,6 +83,11 @@ static __device__ inline void tf32_copy_four(float *to, const float *from)
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(from) : "memory");
 }
 
+static __device__ inline void tf32_wait_copies()
+{
+    asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
 /* Begin to copy `width` elements of n rows; in groups of four if all lie so. Rows up to `rows`
  * become 0; columns up to `room`, a multiple of 4, do too. */
 template <int rows, int threads>

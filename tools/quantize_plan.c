@@ -71,9 +71,11 @@ static bool quantize_is_plain(const struct tensor *t)
 static bool quantize_is_matrix(const struct tensor *t)
 {
     static const char *const left[] = {
-        "gate.weight",         "gate.wg.weight",   "router.weight",    "router.proj.weight",
-        "router.layer.weight", "norm.weight",      "embed.weight",     "embeddings.weight",
-        "in_proj_a.weight",    "in_proj_b.weight", "in_proj_ba.weight"};
+        "gate.weight",         "gate.wg.weight",   "router.weight",     "router.proj.weight",
+        "router.layer.weight", "norm.weight",      "embed.weight",      "embeddings.weight",
+        "in_proj_a.weight",    "in_proj_b.weight", "in_proj_ba.weight", "weights_proj.weight",
+        "attn.b_proj.weight",  "f_a_proj.weight",  "f_b_proj.weight",   "g_a_proj.weight",
+        "g_b_proj.weight"};
 
     if (t->n_dims != 2 || !quantize_ends(t->name, ".weight") || !quantize_is_plain(t) ||
         quantize_layer(t->name) < 0 || strstr(t->name, "vis") != NULL ||

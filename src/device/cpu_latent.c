@@ -16,7 +16,7 @@
 
 struct latent_job {
     struct cpu *c;
-    float *out;
+    float *out; /* of keys: normed latents of queries */
     const float *in;
     const struct k_latent *l;
     const struct k_kv *kv;
@@ -58,11 +58,15 @@ static void cpu_latent_round(const struct latent_job *job, int token)
     const struct k_kv *kv = job->kv;
     const struct k_latent_shape *s = &job->l->shape;
     int seq = job->tokens.seq[token], pos = job->tokens.pos[token], width = k_latent_row(s);
-    const float *from = job->in + (size_t)token * (size_t)width;
+    const float *begin = job->in + (size_t)token * (size_t)k_latent_in(s),
+                *from = begin + k_latent_first(s);
     float row[K_LATENT_RANK_MAX + K_LATENT_ROPE_MAX];
     int32_t page;
     k_e4m3 *to;
 
+    if (s->q_rank > 0)
+        ref_rmsnorm(job->out + (size_t)token * (size_t)s->q_rank, begin, job->l->q_norm,
+                    job->l->eps, 1, s->q_rank);
     if (job->tokens.kv_len[seq] == 0)
         return;
     page = job->tokens.page_ids[(size_t)seq * job->tokens.pages_max + pos / kv->page_tokens];
@@ -84,14 +88,16 @@ static void cpu_latent_keys_task(void *arg, int task, int worker)
     if (job->kv->type == K_E4M3)
         cpu_latent_round(job, task);
     else
-        ref_latent_keys(job->in, job->l, job->kv, &job->tokens, task, task + 1);
+        ref_latent_keys(job->out, job->in, job->l, job->kv, &job->tokens, task, task + 1);
 }
 
-void cpu_latent_keys(struct device *d, const void *in, const struct k_latent *l,
-                     const struct k_kv *kv)
+/* Rows of other formats are made of these by their readers. */
+void cpu_latent_keys(struct device *d, void *q, const void *in, const struct k_latent *l,
+                     const struct k_kv *kv, const struct k_matrix *to)
 {
-    struct latent_job job = cpu_latent_job(d, NULL, in, l);
+    struct latent_job job = cpu_latent_job(d, q, in, l);
 
+    (void)to;
     job.kv = kv;
     job.tokens = k_tokens_of(&job.tokens, kv->group);
     pool_run(job.c->pool, cpu_latent_keys_task, &job, job.tokens.n_tokens);
@@ -104,7 +110,7 @@ static void cpu_latent_queries_task(void *arg, int task, int worker)
     const struct k_latent_shape *s = &job->l->shape;
     int head = task % s->n_heads, first = task / s->n_heads * LATENT_TOKENS;
     int end = cpu_latent_end(job, first, LATENT_TOKENS), n;
-    size_t q_stride = (size_t)s->n_heads * (size_t)k_latent_query(s);
+    size_t q_stride = (size_t)k_latent_stride(s);
 
     (void)worker;
     for (int t = first; t < end; t += n) {
@@ -156,9 +162,11 @@ static void cpu_latent_values_task(void *arg, int task, int worker)
     }
 }
 
-void cpu_latent_values(struct device *d, void *out, const void *in, const struct k_latent *l)
+void cpu_latent_values(struct device *d, void *out, const void *in, const struct k_latent *l,
+                       const struct k_matrix *to)
 {
     struct latent_job job = cpu_latent_job(d, out, in, l);
 
+    (void)to;
     cpu_latent_run(&job, cpu_latent_values_task);
 }

@@ -20,6 +20,8 @@
 
 #include "base/err.h"
 #include "kernels/adapter.h"
+#include "kernels/delta.h"
+#include "kernels/index.h"
 #include "kernels/kernels.h"
 #include "kernels/latent.h"
 #include "kernels/mamba.h"
@@ -379,13 +381,33 @@ struct device_ops {
                   const struct k_state *state, const struct k_matrix *to);
     void (*short_conv)(struct device *d, void *out, const void *in, const struct k_short_conv *conv,
                        const struct k_state *state, const struct k_matrix *to);
-    /* Latent attention of all tokens of the step (kernels/latent.h): rows [n_tokens][kv_rank +
-     * rope_dim] to the pages, queries for attn(), values of its results. Its kv has value_dim, and
-     * out of attn() as many elements of each head. */
-    void (*latent_keys)(struct device *d, const void *in, const struct k_latent *l,
-                        const struct k_kv *kv);
+    /* out [n][width], as K_HALF_AT, of x of the device's type; NULL: no product reads such rows. */
+    void (*halve)(struct device *d, void *out, const void *x, int width, int n);
+    /* Latent attention of all tokens of the step (kernels/latent.h): rows of the first product to
+     * the pages and q, queries for attn(), values of its results. Its kv has value_dim, and out of
+     * attn() as many elements of each head. `to` as of attn(). */
+    /* latent_join(): rows to the pages and queries for attn(), of rows of the first product and q_b,
+     * in place of latent_keys(), the product and latent_queries(). latent_joins(): can it, in this
+     * step? NULL: it cannot. */
+    bool (*latent_joins)(struct device *d, const struct k_latent_shape *s,
+                         const struct k_matrix *q_b);
+    void (*latent_join)(struct device *d, void *out, const void *in, const struct k_latent *l,
+                        const struct k_matrix *q_b, const struct k_kv *kv);
+    void (*latent_keys)(struct device *d, void *q, const void *in, const struct k_latent *l,
+                        const struct k_kv *kv, const struct k_matrix *to);
     void (*latent_queries)(struct device *d, void *out, const void *in, const struct k_latent *l);
-    void (*latent_values)(struct device *d, void *out, const void *in, const struct k_latent *l);
+    void (*latent_values)(struct device *d, void *out, const void *in, const struct k_latent *l,
+                          const struct k_matrix *to);
+    /* The choice of the tokens that each token of the step sees, and latent attention over these
+     * (kernels/index.h): keys [n_tokens][dim] to the pages, chosen int32 [n_tokens][n_keys]. If
+     * has_index_work, the work memory of struct k_index is there. */
+    bool has_index_work;
+    void (*index_keys)(struct device *d, const void *in, const struct k_index *x,
+                       const struct k_kv *kv);
+    void (*index_choose)(struct device *d, int32_t *chosen, const void *queries,
+                         const float *weights, const struct k_index *x, const struct k_kv *kv);
+    void (*attn_chosen)(struct device *d, void *out, const void *queries, const struct k_kv *kv,
+                        const struct k_choice *chosen, int n_heads, float scale);
     /* x and gate [n][width], k_shut(); `to` as above. */
     void (*shut)(struct device *d, void *x, const void *gate, int width, int n,
                  const struct k_matrix *to);

@@ -550,6 +550,14 @@ static void cuda_attn(struct device *d, void *out, const void *qkv, const struct
     struct cuda *gpu = cuda_of(d);
     const struct k_tokens tokens = k_tokens_of(&gpu->tokens, kv->group);
 
+    if (kv->value_dim > 0 && gpu->latent.is_few) {
+        gpu->latent.scale = scale;
+        cuda_keep(gpu,
+                  k_latent_attend(qkv, kv, &tokens, &gpu->plan, n_heads, scale,
+                                  gpu->latent.is_fresh, gpu->stream),
+                  "attn");
+        return;
+    }
     gpu->plan.out_is_half = to != NULL && k_format_reads_half(&to->format);
     cuda_keep(gpu, k_attn(out, qkv, kv, &tokens, &gpu->plan, n_heads, scale, gpu->stream), "attn");
 }
@@ -565,20 +573,6 @@ static void cuda_recurrent(struct device *d, void *out, const void *in, const st
               k_recurrent(out, to != NULL && k_format_reads_half(&to->format), in, state, &tokens,
                           width, gpu->stream),
               "recurrent");
-}
-
-/* One kernel where every sequence has one token; the step's other forms need d->rows. */
-static void cuda_delta(struct device *d, void *out, const void *in, const float *gates,
-                       const struct k_delta *delta, const struct k_state *state,
-                       const struct k_matrix *to)
-{
-    struct cuda *gpu = cuda_of(d);
-    const struct k_tokens tokens = k_tokens_of(&gpu->tokens, state->group);
-
-    cuda_keep(gpu,
-              k_delta_rule(out, to != NULL && k_format_reads_half(&to->format), in, gates, delta,
-                           state, &tokens, gpu->stream),
-              "delta");
 }
 
 static void cuda_mamba(struct device *d, void *out, const void *in, const struct k_mamba *mamba,
@@ -847,7 +841,7 @@ static const struct device_ops cuda_ops = {
     .rope_kv = cuda_rope_kv,
     .attn = cuda_attn,
     .recurrent = cuda_recurrent,
-    .delta = cuda_delta,
+    .delta = layers_delta,
     .has_state_work = true,
     .mamba = cuda_mamba,
     .short_conv = cuda_short_conv,
@@ -861,9 +855,16 @@ static const struct device_ops cuda_ops = {
     .layer_embeds = layers_layer_embeds,
     .place = layers_place,
     .grow = layers_grow,
+    .halve = layers_halve,
+    .latent_joins = layers_latent_joins,
+    .latent_join = layers_latent_join,
     .latent_keys = layers_latent_keys,
     .latent_queries = layers_latent_queries,
     .latent_values = layers_latent_values,
+    .has_index_work = true,
+    .index_keys = layers_index_keys,
+    .index_choose = layers_index_choose,
+    .attn_chosen = layers_attn_chosen,
     .pick = layers_pick,
     .scale = layers_scale,
     .add = layers_add,

@@ -12,10 +12,14 @@
 int experts_reserve(struct cuda *c)
 {
     const struct device_limits *lim = &c->base.limits;
-    const struct k_mixing_sizes sizes = {.n_tokens = lim->n_tokens,
+    /* A step of few tokens may count the shared expert among the others. */
+    int few = lim->n_tokens < K_MIXING_FEW ? lim->n_tokens : K_MIXING_FEW;
+    int more = lim->n_experts_used > 0 ? few / lim->n_experts_used + 1 : 0;
+    const struct k_mixing_sizes sizes = {.n_tokens = lim->n_tokens < few + more ? few + more
+                                                                                : lim->n_tokens,
                                          .n_used = lim->n_experts_used,
                                          .n_choices = lim->n_choices,
-                                         .n_experts = lim->n_experts,
+                                         .n_experts = lim->n_experts + 1,
                                          .ff_dim = lim->expert_dim,
                                          .dim = lim->dim};
     void *memory;

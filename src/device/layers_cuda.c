@@ -171,17 +171,66 @@ void layers_soften(struct device *d, float *logits, const struct k_softening *ho
     cuda_keep(gpu, k_soften(logits, how, n, d->limits.n_vocab, gpu->stream), "soften");
 }
 
+/* One kernel where every sequence has one token; the step's other forms need d->rows. */
+void layers_delta(struct device *d, void *out, const void *in, const float *gates,
+                  const struct k_delta *delta, const struct k_state *state,
+                  const struct k_matrix *to)
+{
+    struct cuda *gpu = cuda_of(d);
+    const struct k_tokens tokens = k_tokens_of(&gpu->tokens, state->group);
+
+    cuda_keep(gpu,
+              k_delta_rule(out, to != NULL && k_format_reads_half(&to->format), in, gates, delta,
+                           state, &tokens, gpu->stream),
+              "delta");
+}
+
 /* Attention that follows reads the lists of tiles and the schedule, which no rotary step has
  * chosen. */
-void layers_latent_keys(struct device *d, const void *in, const struct k_latent *l,
-                        const struct k_kv *kv)
+static void layers_begin_latent(struct cuda *gpu, const struct k_latent *l, const struct k_kv *kv,
+                                bool is_fresh)
+{
+    cuda_find_tiles(gpu, l->shape.n_heads);
+    gpu->latent.is_fresh = is_fresh;
+    gpu->latent.is_few =
+        !gpu->has_chunks && k_latent_is_few(&gpu->plan, kv, &l->shape, gpu->tokens.n_tokens);
+    gpu->plan.overlap = gpu->latent.is_few || cuda_schedule(gpu, kv, l->shape.n_heads);
+}
+
+bool layers_latent_joins(struct device *d, const struct k_latent_shape *s,
+                         const struct k_matrix *q_b)
+{
+    return k_latent_joins(s, q_b, d->step_tokens) != 0;
+}
+
+void layers_latent_join(struct device *d, void *out, const void *in, const struct k_latent *l,
+                        const struct k_matrix *q_b, const struct k_kv *kv)
 {
     struct cuda *gpu = cuda_of(d);
     const struct k_tokens tokens = k_tokens_of(&gpu->tokens, kv->group);
 
-    cuda_find_tiles(gpu, l->shape.n_heads);
-    gpu->plan.overlap = cuda_schedule(gpu, kv, l->shape.n_heads);
-    cuda_keep(gpu, k_latent_keys(in, l, kv, &tokens, gpu->stream), "latent_keys");
+    layers_begin_latent(gpu, l, kv, true);
+    cuda_keep(gpu, k_latent_join(out, in, l, q_b, kv, &tokens, gpu->stream), "latent_join");
+}
+
+void layers_latent_keys(struct device *d, void *q, const void *in, const struct k_latent *l,
+                        const struct k_kv *kv, const struct k_matrix *to)
+{
+    struct cuda *gpu = cuda_of(d);
+    const struct k_tokens tokens = k_tokens_of(&gpu->tokens, kv->group);
+
+    layers_begin_latent(gpu, l, kv, false);
+    cuda_keep(gpu,
+              k_latent_keys(q, to != NULL && k_format_reads_half(&to->format), in, l, kv, &tokens,
+                            gpu->stream),
+              "latent_keys");
+}
+
+void layers_halve(struct device *d, void *out, const void *x, int width, int n)
+{
+    struct cuda *gpu = cuda_of(d);
+
+    cuda_keep(gpu, k_halve_rows(out, x, (size_t)n * (size_t)width, gpu->stream), "halve_rows");
 }
 
 void layers_latent_queries(struct device *d, void *out, const void *in, const struct k_latent *l)
@@ -191,9 +240,49 @@ void layers_latent_queries(struct device *d, void *out, const void *in, const st
     cuda_keep(gpu, k_latent_queries(out, in, l, &gpu->tokens, gpu->stream), "latent_queries");
 }
 
-void layers_latent_values(struct device *d, void *out, const void *in, const struct k_latent *l)
+void layers_index_keys(struct device *d, const void *in, const struct k_index *x,
+                       const struct k_kv *kv)
 {
     struct cuda *gpu = cuda_of(d);
+    const struct k_tokens tokens = k_tokens_of(&gpu->tokens, kv->group);
 
-    cuda_keep(gpu, k_latent_values(out, in, l, &gpu->tokens, gpu->stream), "latent_values");
+    cuda_keep(gpu, k_index_keys(in, x, kv, &tokens, gpu->stream), "index_keys");
+}
+
+void layers_index_choose(struct device *d, int32_t *chosen, const void *queries,
+                         const float *weights, const struct k_index *x, const struct k_kv *kv)
+{
+    struct cuda *gpu = cuda_of(d);
+    const struct k_tokens tokens = k_tokens_of(&gpu->tokens, kv->group);
+
+    cuda_keep(gpu, k_index_choose(chosen, queries, weights, x, kv, &tokens, gpu->stream),
+              "index_choose");
+}
+
+void layers_attn_chosen(struct device *d, void *out, const void *queries, const struct k_kv *kv,
+                        const struct k_choice *chosen, int n_heads, float scale)
+{
+    struct cuda *gpu = cuda_of(d);
+    const struct k_tokens tokens = k_tokens_of(&gpu->tokens, kv->group);
+
+    gpu->latent.is_few = false; /* values find whole results, no parts */
+    cuda_keep(gpu, k_attn_chosen(out, queries, kv, &tokens, chosen, n_heads, scale, gpu->stream),
+              "attn_chosen");
+}
+
+void layers_latent_values(struct device *d, void *out, const void *in, const struct k_latent *l,
+                          const struct k_matrix *to)
+{
+    struct cuda *gpu = cuda_of(d);
+    bool is_half = to != NULL && k_format_reads_half(&to->format);
+
+    if (gpu->latent.is_few) {
+        cuda_keep(gpu,
+                  k_latent_attended(out, is_half, l, &gpu->tokens, &gpu->plan, gpu->latent.scale,
+                                    gpu->stream),
+                  "latent_values");
+        return;
+    }
+    cuda_keep(gpu, k_latent_values(out, is_half, in, l, &gpu->tokens, gpu->stream),
+              "latent_values");
 }

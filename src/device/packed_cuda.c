@@ -14,8 +14,7 @@
 
 /* Up to so many rows, products with the codes are faster than widening the matrix, although each
  * 64 rows read it again (docs/kernels/experiments/packed-products.md). */
-#define ROWS_FEW        192
-#define ROWS_FEW_FLOATS 256 /* of e2m1, which is widened with fewer instructions */
+#define ROWS_FEW 256
 /* Rows of the scratch matrix are a multiple of the library's tiles. */
 #define ROWS_UNIT 256
 
@@ -62,7 +61,7 @@ int packed_run(struct cuda *c, const struct gemm_product *p)
     int step = (int)(DEVICE_WIDENED_BYTES / sizeof(k_bf16) / (size_t)w->n_in), rc = 0;
 
     must(c->widened != NULL);
-    if (p->n <= (w->format.elem == K_FLOAT4 ? ROWS_FEW_FLOATS : ROWS_FEW))
+    if (p->n <= ROWS_FEW)
         return packed_run_few(c, p);
     if (step > ROWS_UNIT)
         step = step / ROWS_UNIT * ROWS_UNIT;

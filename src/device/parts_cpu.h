@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Shared by the files of the cpu device: device_cpu.c (memory, products, opening), cpu_rows.c
- * (operations on rows), cpu_step.c, cpu_mix.c (attention and states), cpu_latent.c, cpu_adapt.c and
- * cpu_experts.c. */
+ * (operations on rows), cpu_step.c, cpu_mix.c (attention and states), cpu_latent.c, cpu_index.c,
+ * cpu_adapt.c and cpu_experts.c. */
 #ifndef QUIRE_DEVICE_PARTS_CPU_H
 #define QUIRE_DEVICE_PARTS_CPU_H
 
@@ -156,10 +156,19 @@ void cpu_shut(struct device *d, void *x, const void *gate, int width, int n,
               const struct k_matrix *to);
 
 /* --- cpu_latent.c: operations of the table --- */
-void cpu_latent_keys(struct device *d, const void *in, const struct k_latent *l,
-                     const struct k_kv *kv);
+void cpu_latent_keys(struct device *d, void *q, const void *in, const struct k_latent *l,
+                     const struct k_kv *kv, const struct k_matrix *to);
 void cpu_latent_queries(struct device *d, void *out, const void *in, const struct k_latent *l);
-void cpu_latent_values(struct device *d, void *out, const void *in, const struct k_latent *l);
+void cpu_latent_values(struct device *d, void *out, const void *in, const struct k_latent *l,
+                       const struct k_matrix *to);
+
+/* --- cpu_index.c: operations of the table --- */
+void cpu_index_keys(struct device *d, const void *in, const struct k_index *x,
+                    const struct k_kv *kv);
+void cpu_index_choose(struct device *d, int32_t *chosen, const void *queries, const float *weights,
+                      const struct k_index *x, const struct k_kv *kv);
+void cpu_attn_chosen(struct device *d, void *out, const void *queries, const struct k_kv *kv,
+                     const struct k_choice *chosen, int n_heads, float scale);
 
 /* --- cpu_stages.c: operations of the table --- */
 void cpu_leave_ranks(struct device *d);

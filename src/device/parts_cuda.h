@@ -165,7 +165,12 @@ struct cuda {
     char *mirror;         /* the arrays on the device */
     int32_t *page_mirror; /* int32 [n_tables][n_seqs][pages_max] */
     size_t staging_bytes;
-    bool is_short;   /* no sequence of the step has more than K_ATTN_SHORT keys */
+    bool is_short; /* no sequence of the step has more than K_ATTN_SHORT keys */
+    struct {
+        bool is_few;   /* the layer's attention leaves parts, which its values merge */
+        bool is_fresh; /* the last keys are of the launch in front of attention */
+        float scale;
+    } latent;
     bool has_chunks; /* sequences with several tokens: keys are written before attention */
     /* [has adapters, or is a variant][has_chunks][is_short][bucket] */
     struct step_graph graphs[2][2][2][CUDA_GRAPHS_MAX];
@@ -255,10 +260,25 @@ void layers_gate_by(struct device *d, struct device_rows *out, const void *in,
                     const struct k_factor *by, enum k_activation kind, int n,
                     const struct k_matrix *to);
 void layers_layer_embeds(struct device *d, void *x, const struct k_layer_embeds *e);
-void layers_latent_keys(struct device *d, const void *in, const struct k_latent *l,
-                        const struct k_kv *kv);
+void layers_delta(struct device *d, void *out, const void *in, const float *gates,
+                  const struct k_delta *delta, const struct k_state *state,
+                  const struct k_matrix *to);
+void layers_latent_keys(struct device *d, void *q, const void *in, const struct k_latent *l,
+                        const struct k_kv *kv, const struct k_matrix *to);
+bool layers_latent_joins(struct device *d, const struct k_latent_shape *s,
+                         const struct k_matrix *q_b);
+void layers_latent_join(struct device *d, void *out, const void *in, const struct k_latent *l,
+                        const struct k_matrix *q_b, const struct k_kv *kv);
+void layers_halve(struct device *d, void *out, const void *x, int width, int n);
 void layers_latent_queries(struct device *d, void *out, const void *in, const struct k_latent *l);
-void layers_latent_values(struct device *d, void *out, const void *in, const struct k_latent *l);
+void layers_latent_values(struct device *d, void *out, const void *in, const struct k_latent *l,
+                          const struct k_matrix *to);
+void layers_index_keys(struct device *d, const void *in, const struct k_index *x,
+                       const struct k_kv *kv);
+void layers_index_choose(struct device *d, int32_t *chosen, const void *queries,
+                         const float *weights, const struct k_index *x, const struct k_kv *kv);
+void layers_attn_chosen(struct device *d, void *out, const void *queries, const struct k_kv *kv,
+                        const struct k_choice *chosen, int n_heads, float scale);
 void layers_grow(struct device *d, void *x, int stride, int width, const struct k_growth *g);
 void layers_place(struct device *d, float *x, float scale, const void *positions, int first);
 void layers_pick(struct device *d, const struct device_pick *p);

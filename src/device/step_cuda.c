@@ -55,7 +55,6 @@ static struct k_adapt_rows step_lay_adapted(char *base, size_t *at, size_t n)
     rows.starts = step_lay_array(base, at, n + 1, 4);
     rows.slots = step_lay_array(base, at, n, 4);
     rows.of = step_lay_array(base, at, n, 4);
-    rows.masks = step_lay_array(base, at, n, 8);
     return rows;
 }
 

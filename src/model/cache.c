@@ -48,8 +48,7 @@ static struct cache_set cache_set_of(const struct cache_maker *m, int layer)
                                       plan_state_elems(planned) * plan_state_elem_bytes(m->plan)};
     return (struct cache_set){.kind = attn->window > 0 ? CACHE_WINDOW : CACHE_FULL,
                               .window = attn->window,
-                              .bytes = (size_t)m->page_tokens * (attn->latent.kv_rank > 0 ? 1 : 2) *
-                                       (size_t)attn->n_kv_heads * (size_t)attn->head_dim *
+                              .bytes = (size_t)m->page_tokens * (size_t)plan_kv_elems(attn) *
                                        m->elem_bytes};
 }
 

@@ -20,9 +20,12 @@ void family_gemma3(struct hf_config *c, struct config_source *s, const struct js
 void family_gemma4(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_gemma4_unified(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_glm(struct hf_config *c, struct config_source *s, const struct json *obj);
+void family_deepseek_v32(struct hf_config *c, struct config_source *s, const struct json *obj);
+void family_glm_moe_dsa(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_glm4_moe_lite(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_gpt2(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_gpt_neox(struct hf_config *c, struct config_source *s, const struct json *obj);
+void family_kimi_linear(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_mistral4(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_granite(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_olmo3(struct hf_config *c, struct config_source *s, const struct json *obj);
@@ -36,6 +39,8 @@ void family_starcoder2(struct hf_config *c, struct config_source *s, const struc
 /* family_delta.c: layers of Gated DeltaNet */
 void family_qwen3_next(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_qwen3_5(struct hf_config *c, struct config_source *s, const struct json *obj);
+/* Layers of Kimi Delta Attention and of attention, and their heads. */
+void family_kimi_layers(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_qwen3_5_moe(struct hf_config *c, struct config_source *s, const struct json *obj);
 
 /* family_mamba.c: layers of Mamba-2, and of short convolutions */

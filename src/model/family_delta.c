@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Fields of config.json of families with Gated DeltaNet: Qwen3-Next and Qwen3.5. Meanings and
- * defaults are those of the configuration classes in transformers.
+ * Fields of config.json of families with the gated delta rule: Gated DeltaNet of Qwen3-Next and
+ * Qwen3.5, Kimi Delta Attention of Kimi-Linear. Meanings and defaults are those of the
+ * configuration classes in transformers.
  *
  * layer_types names the kind of each layer. Files that lack it have full_attention_interval: every
- * so many layers the last one is attention. */
+ * so many layers the last one is attention. Kimi-Linear's released files list the layers of both
+ * kinds, counted from 1, in linear_attn_config. */
 #include "model/family.h"
 
 #include <string.h>
@@ -27,24 +29,31 @@ static enum layer_kind delta_kind(struct config_source *s, const struct json *ty
     return LAYER_DELTA;
 }
 
-static void delta_read_kinds(struct hf_config *c, struct config_source *s, const struct json *obj)
+/* The kinds that layer_types lists, if it is there. */
+static bool delta_read_types(struct hf_config *c, struct config_source *s, const struct json *obj)
 {
     const struct json *types = json_get(obj, "layer_types");
-    bool has_types = types != NULL && types->kind != JSON_NULL;
-    int every = source_whole(s, obj, "full_attention_interval", FULL_INTERVAL, 1, 1024);
 
-    if (has_types && (types->kind != JSON_LIST || types->n != (uint32_t)c->n_layers)) {
+    if (types == NULL || types->kind == JSON_NULL)
+        return false;
+    if (types->kind != JSON_LIST || types->n != (uint32_t)c->n_layers) {
         log_error("model: %s: layer_types must be a list of %d", s->name, c->n_layers);
         source_fail(s, ERR_INVALID);
-        return;
+        return true;
     }
-    for (int i = 0; i < c->n_layers && s->rc == ERR_OK; i++) {
-        enum layer_kind kind = (i + 1) % every == 0 ? LAYER_FULL : LAYER_DELTA;
+    for (int i = 0; i < c->n_layers && s->rc == ERR_OK; i++)
+        c->layer_kinds[i] = (uint8_t)delta_kind(s, &types->items[i]);
+    return true;
+}
 
-        if (has_types)
-            kind = delta_kind(s, &types->items[i]);
-        c->layer_kinds[i] = (uint8_t)kind;
-    }
+static void delta_read_kinds(struct hf_config *c, struct config_source *s, const struct json *obj)
+{
+    int every = source_whole(s, obj, "full_attention_interval", FULL_INTERVAL, 1, 1024);
+
+    if (delta_read_types(c, s, obj))
+        return;
+    for (int i = 0; i < c->n_layers && s->rc == ERR_OK; i++)
+        c->layer_kinds[i] = (i + 1) % every == 0 ? LAYER_FULL : LAYER_DELTA;
 }
 
 static void delta_read(struct hf_config *c, struct config_source *s, const struct json *obj)
@@ -85,4 +94,71 @@ void family_qwen3_next(struct hf_config *c, struct config_source *s, const struc
 {
     delta_read(c, s, obj);
     family_qwen_delta_moe(c, s, obj);
+}
+
+/* --- Kimi Delta Attention ------------------------------------------------------------------- */
+
+/* Give the layers of a list, counted from 1, a kind. Returns their number. */
+static int delta_list_kind(struct hf_config *c, struct config_source *s, const struct json *own,
+                           const char *field, enum layer_kind kind)
+{
+    const struct json *list = json_get_kind(own, field, JSON_LIST);
+    uint32_t n = list == NULL ? 0 : list->n;
+
+    for (uint32_t i = 0; i < n && s->rc == ERR_OK; i++) {
+        const struct json *layer = &list->items[i];
+
+        if (layer->kind != JSON_INT || layer->whole < 1 || layer->whole > c->n_layers) {
+            log_error("model: %s: %s must have numbers from 1 to %d", s->name, field, c->n_layers);
+            source_fail(s, ERR_INVALID);
+            return 0;
+        }
+        c->layer_kinds[layer->whole - 1] = (uint8_t)kind;
+    }
+    return (int)n;
+}
+
+/* The kinds from the lists in linear_attn_config, which name each layer once; without them every
+ * fourth layer from the fifth on is attention. */
+static void delta_read_lists(struct hf_config *c, struct config_source *s, const struct json *own)
+{
+    int n;
+
+    for (int i = 0; i < c->n_layers; i++)
+        c->layer_kinds[i] = i > 0 && i % FULL_INTERVAL == 0 ? LAYER_FULL : LAYER_DELTA;
+    if (json_get(own, "full_attn_layers") == NULL || json_get(own, "kda_layers") == NULL)
+        return;
+    for (int i = 0; i < c->n_layers; i++)
+        c->layer_kinds[i] = LAYER_NONE;
+    n = delta_list_kind(c, s, own, "full_attn_layers", LAYER_FULL);
+    n += delta_list_kind(c, s, own, "kda_layers", LAYER_DELTA);
+    for (int i = 0; i < c->n_layers && s->rc == ERR_OK; i++) {
+        if (n == c->n_layers && c->layer_kinds[i] != LAYER_NONE)
+            continue;
+        log_error("model: %s: full_attn_layers and kda_layers must name each of %d layers once",
+                  s->name, c->n_layers);
+        source_fail(s, ERR_INVALID);
+    }
+}
+
+void family_kimi_layers(struct hf_config *c, struct config_source *s, const struct json *obj)
+{
+    const struct json *own = json_get_kind(obj, "linear_attn_config", JSON_OBJECT);
+    int n_heads = source_whole(s, obj, "linear_num_heads", 32, 1, 1024);
+    int head_dim = source_whole(s, obj, "linear_head_dim", 128, 1, K_DELTA_DIM_MAX);
+    int n_taps = source_whole(s, obj, "linear_conv_kernel_dim", 4, 2, K_CONV_TAPS_MAX);
+
+    if (own != NULL) {
+        n_heads = source_whole(s, own, "num_heads", n_heads, 1, 1024);
+        head_dim = source_whole(s, own, "head_dim", head_dim, 1, K_DELTA_DIM_MAX);
+        n_taps = source_whole(s, own, "short_conv_kernel_size", n_taps, 2, K_CONV_TAPS_MAX);
+    }
+    if (!delta_read_types(c, s, obj))
+        delta_read_lists(c, s, own);
+    c->delta = (struct k_delta_shape){.n_k_heads = n_heads,
+                                      .n_v_heads = n_heads,
+                                      .k_dim = head_dim,
+                                      .v_dim = head_dim,
+                                      .n_taps = n_taps,
+                                      .by_channel = true};
 }

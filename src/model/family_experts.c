@@ -251,6 +251,10 @@ void family_glm4_moe(struct hf_config *c, struct config_source *s, const struct 
 void family_latent_experts(struct hf_config *c, struct config_source *s, const struct json *obj,
                            const struct latent_experts *presets)
 {
+    static const char *const used[] = {"num_experts_per_tok", "num_experts_per_token", NULL};
+    static const char *const groups[] = {"n_group", "num_expert_group", NULL};
+    static const char *const renorms[] = {"norm_topk_prob", "moe_renormalize", NULL};
+    static const char *const shared[] = {"n_shared_experts", "num_shared_experts", NULL};
     struct experts_config *e = &c->experts;
     const struct json *dense = json_get(obj, "first_k_dense_replace");
     int n_dense = presets->n_dense;
@@ -259,17 +263,18 @@ void family_latent_experts(struct hf_config *c, struct config_source *s, const s
         n_dense = family_whole_or_none(s, obj, "first_k_dense_replace", HF_CONFIG_LAYERS_MAX);
     family_expect(s, obj, "moe_layer_freq", 1.0);
     family_read_experts(c, s, obj, "n_routed_experts", "moe_intermediate_size", presets->ff_dim);
-    family_read_used(c, s, obj, "num_experts_per_tok", presets->n_used);
+    family_read_used(c, s, obj, source_alias(obj, used), presets->n_used);
     e->scoring = presets->is_sigmoid ? K_SCORE_SIGMOID : K_SCORE_SOFTMAX;
     e->has_bias = presets->is_sigmoid;
-    e->n_groups = source_whole(s, obj, "n_group", presets->n_groups, 1, K_EXPERT_GROUPS_MAX);
+    e->n_groups =
+        source_whole(s, obj, source_alias(obj, groups), presets->n_groups, 1, K_EXPERT_GROUPS_MAX);
     e->n_groups_used =
         source_whole(s, obj, "topk_group", presets->n_groups_used, 1, K_EXPERT_GROUPS_MAX);
     e->group_best = 2;
-    e->renorms = source_flag(s, obj, "norm_topk_prob", true);
+    e->renorms = source_flag(s, obj, source_alias(obj, renorms), true);
     e->scale = (float)source_positive(s, obj, "routed_scaling_factor", presets->scale);
-    e->shared_dim = e->ff_dim * source_whole(s, obj, "n_shared_experts", presets->n_shared, 0,
-                                             HF_CONFIG_SHARED_MAX);
+    e->shared_dim = e->ff_dim * source_whole(s, obj, source_alias(obj, shared), presets->n_shared,
+                                             0, HF_CONFIG_SHARED_MAX);
     for (int i = 0; i < n_dense && i < c->n_layers; i++)
         c->layer_experts[i] = false;
     family_check_experts(c, s);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Fields of config.json of families with latent attention (kernels/latent.h): DeepSeek V2 and V3,
- * Kimi K2, GLM 4.7 Flash, Mistral 4. Meanings and defaults are those of the configuration classes
- * in transformers, which ignore head_dim and the number of kv heads.
+ * V3.2, Kimi K2, Kimi-Linear, GLM 4.7 Flash and 5, Mistral 4. Meanings and defaults are those of
+ * the configuration classes in transformers, which ignore head_dim and the number of kv heads.
  *
  * The model's config has one kv head, whose head_dim is the length of a latent. The layer behind
  * the last one, which predicts a second token (MTP), is not read. */
@@ -19,6 +19,7 @@
 struct latent_presets {
     int q_rank, kv_rank, nope_dim, v_dim;
     bool scales_head; /* partial_rotary_factor may be the rotating part of a whole query */
+    bool has_no_rope;
 };
 
 /* null means that there is one product for queries; a missing field has the class's default. */
@@ -26,7 +27,7 @@ static int latent_q_rank(struct config_source *s, const struct json *obj, int pr
 {
     const struct json *value = json_get(obj, "q_lora_rank");
 
-    if (value != NULL && value->kind == JSON_NULL)
+    if (value == NULL ? preset == 0 : value->kind == JSON_NULL)
         return 0;
     return source_whole(s, obj, "q_lora_rank", preset, 1, 65536);
 }
@@ -100,6 +101,15 @@ static void latent_read_rope(struct hf_config *c, struct config_source *s, const
     latent_read_scale(c, s, parameters);
 }
 
+/* Nothing rotates: the part of a key that all heads share is as it is. */
+static void latent_read_no_rope(struct hf_config *c)
+{
+    int none = config_add_no_rope(c);
+
+    c->ropes[none].head_dim = c->latent.rope_dim;
+    c->attn_scale = 1.0f / sqrtf((float)k_latent_query(&c->latent));
+}
+
 static void latent_read(struct hf_config *c, struct config_source *s, const struct json *obj,
                         const struct latent_presets *p)
 {
@@ -112,7 +122,9 @@ static void latent_read(struct hf_config *c, struct config_source *s, const stru
         }
     }
     latent_read_shape(c, s, obj, p);
-    if (s->rc == ERR_OK)
+    if (s->rc == ERR_OK && p->has_no_rope)
+        latent_read_no_rope(c);
+    else if (s->rc == ERR_OK)
         latent_read_rope(c, s, obj, p->scales_head);
 }
 
@@ -132,7 +144,7 @@ static void latent_expect(struct config_source *s, const struct json *obj, const
 
 void family_deepseek_v2(struct hf_config *c, struct config_source *s, const struct json *obj)
 {
-    static const struct latent_presets presets = {1536, 512, 128, 128, false};
+    static const struct latent_presets presets = {1536, 512, 128, 128, false, false};
     static const struct latent_experts experts = {
         .ff_dim = 1407, .n_shared = 2, .n_groups = 1, .n_groups_used = 1, .scale = 1.0};
 
@@ -156,7 +168,7 @@ void family_deepseek_v2(struct hf_config *c, struct config_source *s, const stru
 /* Kimi K2 and Moonlight have this class, too. */
 void family_deepseek_v3(struct hf_config *c, struct config_source *s, const struct json *obj)
 {
-    static const struct latent_presets presets = {1536, 512, 128, 128, false};
+    static const struct latent_presets presets = {1536, 512, 128, 128, false, false};
     static const struct latent_experts experts = {.ff_dim = 2048,
                                                   .n_used = 8,
                                                   .n_shared = 1,
@@ -172,24 +184,11 @@ void family_deepseek_v3(struct hf_config *c, struct config_source *s, const stru
     family_latent_experts(c, s, obj, &experts);
 }
 
-/* mlp_layer_types has "dense" or "sparse" for each layer; without it the first is dense. */
-void family_glm4_moe_lite(struct hf_config *c, struct config_source *s, const struct json *obj)
+/* mlp_layer_types, if it is there, has "dense" or "sparse" for each layer. */
+static void latent_read_dense(struct hf_config *c, struct config_source *s, const struct json *obj)
 {
-    static const struct latent_presets presets = {768, 512, 192, 256, false};
-    static const struct latent_experts experts = {.ff_dim = 1536,
-                                                  .n_used = 4,
-                                                  .n_shared = 1,
-                                                  .n_dense = 1,
-                                                  .n_groups = 1,
-                                                  .n_groups_used = 1,
-                                                  .scale = 1.8,
-                                                  .is_sigmoid = true};
     const struct json *types = json_get_kind(obj, "mlp_layer_types", JSON_LIST);
 
-    latent_read(c, s, obj, &presets);
-    latent_expect(s, obj, "topk_method", "noaux_tc", "noaux_tc");
-    latent_expect(s, obj, "scoring_func", "sigmoid", "sigmoid");
-    family_latent_experts(c, s, obj, &experts);
     if (types != NULL && types->n != (uint32_t)c->n_layers) {
         log_error("model: %s: mlp_layer_types must be a list of %d", s->name, c->n_layers);
         source_fail(s, ERR_INVALID);
@@ -208,10 +207,150 @@ void family_glm4_moe_lite(struct hf_config *c, struct config_source *s, const st
     }
 }
 
+/* Latent attention without positions among layers of Kimi Delta Attention. */
+void family_kimi_linear(struct hf_config *c, struct config_source *s, const struct json *obj)
+{
+    static const struct latent_presets presets = {
+        .kv_rank = 512, .nope_dim = 128, .v_dim = 128, .has_no_rope = true};
+    static const struct latent_experts experts = {.ff_dim = 2048,
+                                                  .n_used = 8,
+                                                  .n_shared = 1,
+                                                  .n_dense = 1,
+                                                  .n_groups = 1,
+                                                  .n_groups_used = 1,
+                                                  .scale = 2.446,
+                                                  .is_sigmoid = true};
+
+    family_kimi_layers(c, s, obj);
+    latent_read(c, s, obj, &presets);
+    latent_expect(s, obj, "moe_router_activation_func", "sigmoid", "sigmoid");
+    if (!source_flag(s, obj, "mla_use_nope", true)) {
+        log_error("model: %s: mla_use_nope must be true", s->name);
+        source_fail(s, ERR_UNSUPPORTED);
+    }
+    family_latent_experts(c, s, obj, &experts);
+    latent_read_dense(c, s, obj);
+}
+
+/* --- the choice of tokens ------------------------------------------------------------------- */
+
+static void latent_read_index(struct hf_config *c, struct config_source *s, const struct json *obj,
+                              int n_heads)
+{
+    if (s->rc != ERR_OK)
+        return;
+    c->index.shape = (struct k_index_shape){
+        .n_heads = source_whole(s, obj, "index_n_heads", n_heads, 1, 1024),
+        .dim = source_whole(s, obj, "index_head_dim", 128, 2, K_INDEX_DIM_MAX),
+        .rope_dim = c->latent.rope_dim,
+        .n_keys = source_whole(s, obj, "index_topk", 2048, 1, 1 << 20)};
+    c->ropes[0].interleaved = true;
+    if (s->rc == ERR_OK &&
+        (c->index.shape.dim % 2 != 0 || c->index.shape.dim < c->index.shape.rope_dim)) {
+        log_error("model: %s: index_head_dim %d must be even and at least qk_rope_head_dim %d",
+                  s->name, c->index.shape.dim, c->index.shape.rope_dim);
+        source_fail(s, ERR_INVALID);
+    }
+    if (s->rc == ERR_OK && c->latent.q_rank == 0) {
+        log_error("model: %s: q_lora_rank must be a number", s->name);
+        source_fail(s, ERR_UNSUPPORTED);
+    }
+}
+
+/* The type of a layer's index by a list of "full" and "shared", or by a text of F and S; "" if
+ * there is none for it. */
+static const char *latent_index_type(const struct json *types, const char *pattern, int layer)
+{
+    if (types != NULL && layer < (int)types->n && types->items[layer].kind == JSON_TEXT)
+        return types->items[layer].text;
+    if (types != NULL || layer >= (int)strlen(pattern))
+        return "";
+    return pattern[layer] == 'S' ? "shared" : pattern[layer] == 'F' ? "full" : "";
+}
+
+/* Which layers see the tokens that the one before does: those of a list or a pattern; else every
+ * few layers one has an index of its own. */
+static void latent_read_shared(struct hf_config *c, struct config_source *s, const struct json *obj)
+{
+    const struct json *types = json_get_kind(obj, "indexer_types", JSON_LIST);
+    const char *pattern = json_get_text(obj, "index_topk_pattern", NULL);
+    int every = source_whole(s, obj, "index_topk_freq", 1, 0, HF_CONFIG_LAYERS_MAX);
+    int first = source_whole(s, obj, "index_skip_topk_offset", 2, 0, HF_CONFIG_LAYERS_MAX);
+
+    if (types == NULL)
+        types = json_get_kind(obj, "index_topk_pattern", JSON_LIST);
+    for (int i = 0; i < c->n_layers && s->rc == ERR_OK; i++) {
+        int behind = i + 1 > first ? i + 1 - first : 0;
+        const char *type = every > 1 && behind % every != 0 ? "shared" : "full";
+
+        if (types != NULL || pattern != NULL)
+            type = latent_index_type(types, pattern, i);
+        c->index.is_shared[i] = strcmp(type, "shared") == 0;
+        if ((c->index.is_shared[i] && i > 0) || strcmp(type, "full") == 0)
+            continue;
+        log_error("model: %s: indexer_types must have \"full\" or \"shared\" for each of %d "
+                  "layers, and begin with \"full\"",
+                  s->name, c->n_layers);
+        source_fail(s, ERR_INVALID);
+    }
+}
+
+void family_deepseek_v32(struct hf_config *c, struct config_source *s, const struct json *obj)
+{
+    family_deepseek_v3(c, s, obj);
+    latent_read_dense(c, s, obj);
+    latent_read_index(c, s, obj, 64);
+}
+
+/* The index rotates pairs as attention does. */
+void family_glm_moe_dsa(struct hf_config *c, struct config_source *s, const struct json *obj)
+{
+    static const struct latent_presets presets = {2048, 512, 192, 256, false, false};
+    static const struct latent_experts experts = {.ff_dim = 2048,
+                                                  .n_used = 8,
+                                                  .n_shared = 1,
+                                                  .n_dense = 3,
+                                                  .n_groups = 1,
+                                                  .n_groups_used = 1,
+                                                  .scale = 2.5,
+                                                  .is_sigmoid = true};
+
+    latent_read(c, s, obj, &presets);
+    latent_expect(s, obj, "topk_method", "noaux_tc", "noaux_tc");
+    latent_expect(s, obj, "scoring_func", "sigmoid", "sigmoid");
+    family_latent_experts(c, s, obj, &experts);
+    latent_read_dense(c, s, obj);
+    latent_read_index(c, s, obj, 32);
+    latent_read_shared(c, s, obj);
+    c->index.interleaved = true;
+}
+
+/* --- more families -------------------------------------------------------------------------- */
+
+/* Without mlp_layer_types the first layer is dense. */
+void family_glm4_moe_lite(struct hf_config *c, struct config_source *s, const struct json *obj)
+{
+    static const struct latent_presets presets = {768, 512, 192, 256, false, false};
+    static const struct latent_experts experts = {.ff_dim = 1536,
+                                                  .n_used = 4,
+                                                  .n_shared = 1,
+                                                  .n_dense = 1,
+                                                  .n_groups = 1,
+                                                  .n_groups_used = 1,
+                                                  .scale = 1.8,
+                                                  .is_sigmoid = true};
+
+    latent_read(c, s, obj, &presets);
+    latent_expect(s, obj, "topk_method", "noaux_tc", "noaux_tc");
+    latent_expect(s, obj, "scoring_func", "sigmoid", "sigmoid");
+    family_latent_experts(c, s, obj, &experts);
+    latent_read_dense(c, s, obj);
+}
+
 /* Queries grow with the position (llama_4_scaling_beta), as in Ministral 3. */
 void family_mistral4(struct hf_config *c, struct config_source *s, const struct json *obj)
 {
-    static const struct latent_presets presets = {1024, 256, 64, 128, true};
+    static const struct latent_presets presets = {1024, 256, 64, 128, true, false};
     static const struct latent_experts experts = {.ff_dim = 2048,
                                                   .n_used = 4,
                                                   .n_shared = 1,

@@ -67,15 +67,13 @@ static const struct k_matrix *forward_ffn_reader(const struct layer_plan *plan,
 }
 
 /* The matrix that reads a mixer's input. With Gated DeltaNet two do, of which one takes rows of the
- * device's type: in a fused step it has them made. With latent attention two do, too, of perhaps
- * different formats. */
+ * device's type: in a fused step it has them made. */
 static const struct k_matrix *forward_mixer_reader(const struct forward *f, const struct pass *p,
                                                    int i)
 {
     static const struct k_matrix plain = {.n_in = 0};
 
-    if ((f->plan->layers[i].mixer == MIXER_DELTA || f->plan->layers[i].attn.latent.kv_rank > 0) &&
-        !p->fused)
+    if (f->plan->layers[i].mixer == MIXER_DELTA && !p->fused)
         return &plain;
     return &f->weights->layers[i].mixer_in;
 }
@@ -154,14 +152,18 @@ static void forward_end(const struct forward *f, const struct pass *p, int i,
 }
 
 /* The product that a mixer begins with. */
-static void forward_project(const struct forward *f, const struct pass *p,
-                            const struct layer_plan *plan, const struct layer_weights *weights)
+static void forward_project(const struct forward *f, const struct pass *p, int i)
 {
+    const struct layer_plan *plan = &f->plan->layers[i];
+    const struct layer_weights *weights = &f->weights->layers[i];
+    struct k_kv kv;
+
     if (plan->mixer == MIXER_DELTA)
         pass_project_delta(p, weights);
-    else if (plan->attn.latent.kv_rank > 0)
-        pass_project_latent(p, &plan->attn, weights);
-    else if (f->plan->eagle != NULL && !f->plan->eagle->is_mtp)
+    else if (plan->attn.latent.kv_rank > 0) {
+        kv = forward_kv_of(f, i);
+        pass_project_latent(p, plan, weights, &kv, f->turns[plan->attn.rope]);
+    } else if (f->plan->eagle != NULL && !f->plan->eagle->is_mtp)
         p->d->ops->matmul(p->d, p->a->mixer_in, &p->a->pairs, &weights->mixer_in,
                           weights->mixer_in_bias, p->n);
     else
@@ -192,7 +194,7 @@ static void forward_run_mixer(const struct forward *f, const struct pass *p, int
 
     if (plan->mixer == MIXER_NONE)
         return;
-    forward_project(f, p, plan, weights);
+    forward_project(f, p, i);
     switch (plan->mixer) {
     case MIXER_ATTENTION:
         if (plan->attn.has_gate)

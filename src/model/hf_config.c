@@ -211,7 +211,8 @@ static void hf_config_read_counts(struct config_source *s, struct hf_config *c,
     static const char *const heads[] = {"num_attention_heads", "n_head", NULL};
     static const char *const widths[] = {"intermediate_size",     "ffn_dim",      "n_inner",
                                          "moe_intermediate_size", "block_ff_dim", NULL};
-    static const char *const lengths[] = {"max_position_embeddings", "n_positions", NULL};
+    static const char *const lengths[] = {"max_position_embeddings", "n_positions",
+                                          "model_max_length", NULL};
     static const char *const epsilons[] = {"rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon",
                                            "norm_epsilon", "norm_eps",       NULL};
     const struct json *blocks = json_get_kind(obj, "layers_block_type", JSON_LIST);

@@ -12,6 +12,8 @@
 
 #include "base/err.h"
 #include "base/hash.h"
+#include "kernels/delta.h"
+#include "kernels/index.h"
 #include "kernels/kernels.h"
 #include "kernels/latent.h"
 #include "kernels/mamba.h"
@@ -112,6 +114,9 @@ struct arch_names {
     /* Or its rows for keys and for values apart, whole names: [n_heads][kv_rank][nope_dim] and
      * [n_heads][v_dim][kv_rank]. */
     const char *k_b, *v_b;
+    /* Of the choice of tokens: queries of the latents of queries, keys and weights of the input;
+     * index_norm has a .bias. */
+    const char *index_q, *index_k, *index_norm, *index_weights;
     const char *norm_mlp, *norm_mlp_after; /* norm_mlp NULL in a parallel layer: it shares
                                             * norm_attn */
     const char *gate, *up, *gate_up, *down;
@@ -136,6 +141,10 @@ struct arch_names {
     /* Of Gated DeltaNet: q, k, v and z in one tensor, those of each key head in turn, and b and a
      * likewise; or in four. */
     const char *delta_qkvz, *delta_ba, *delta_qkv, *delta_z, *delta_b, *delta_a, *state_out;
+    /* Of Kimi Delta Attention: q, k and v and their convolutions (whole names) apart; a is f_b *
+     * f_a of the layer's input, and z is g_b * g_a. */
+    const char *delta_q, *delta_k, *delta_v, *q_conv, *k_conv, *v_conv;
+    const char *delta_f_a, *delta_f_b, *delta_g_a, *delta_g_b;
     const char *state_conv, *state_a_log, *state_dt_bias, *state_norm; /* whole names */
     /* Of Mamba-2, and of short convolutions: z, x, B, C and dt in one tensor; b, c and x. */
     const char *state_in;
@@ -191,6 +200,14 @@ struct mamba_config {
     bool has_norm, norm_first;
     float least, most; /* limits of a step; most may be infinite */
     float z_by, x_by, b_by, c_by, dt_by;
+};
+
+/* The choice of the tokens that latent attention sees (kernels/index.h). */
+struct index_config {
+    struct k_index_shape shape;           /* n_keys 0: there is none */
+    bool interleaved;                     /* its rope, whose turns are those of latents */
+    bool is_shared[HF_CONFIG_LAYERS_MAX]; /* [n_layers]: the layer sees the tokens that the one
+                                           * before it does */
 };
 
 /* Layers of short convolutions. */
@@ -275,6 +292,7 @@ struct hf_config {
     struct k_latent_shape latent;         /* of LAYER_FULL; kv_rank 0: heads have keys of their own,
                                            * else the one kv head has a latent for a key */
     float latent_eps;                     /* of the norms of latents */
+    struct index_config index;            /* of LAYER_FULL with latents */
     bool lacks_ffn[HF_CONFIG_LAYERS_MAX]; /* [n_layers]: the layer is a mixer alone */
     bool is_twin;                         /* two layers are one of the checkpoint's: Mamba-2, whose
                                            * input attention reads too, and attention with the

@@ -696,25 +696,57 @@ static void loader_find_parts(struct loader *l, struct part *parts, int n_parts,
     }
 }
 
+/* Place a matrix behind the experts of another; false: it cannot be there. */
+static bool loader_place_behind(struct loader *l, struct k_matrix *m,
+                                const struct loader_tensors *all)
+{
+    const struct k_matrix *b = all->behind;
+    struct k_format format = b != NULL ? b->format : plain;
+    size_t row_bytes = (size_t)m->n_in * l->d->elem_bytes;
+
+    format.has_x_scale = m->format.has_x_scale;
+    if (b == NULL || l->absent || b->data == NULL || b->n_in != m->n_in ||
+        b->n_out != all->n_before * m->n_out || !k_format_is_same(&format, &m->format) ||
+        k_format_is_packed(&format) || (format.group_rows > 0 && m->n_out % format.group_rows != 0))
+        return false;
+    if (!k_format_is_plain(&format))
+        row_bytes = k_format_row_bytes(&format, m->n_in);
+    m->data = (char *)b->data + (size_t)b->n_out * row_bytes;
+    if (format.group_rows > 0)
+        m->scales = (const float *)b->scales + loader_n_scales(b);
+    return true;
+}
+
+/* The memory of a matrix whose format is known, and of its scales. */
+static void loader_place_matrix(struct loader *l, struct k_matrix *m,
+                                const struct loader_tensors *all)
+{
+    size_t row_bytes = k_format_is_plain(&m->format) ? (size_t)m->n_in * l->d->elem_bytes
+                                                     : k_format_row_bytes(&m->format, m->n_in);
+    struct k_matrix roomy = *m;
+
+    if (loader_place_behind(l, m, all))
+        return;
+    if (all->n_spare > 0)
+        roomy.n_out += m->n_out / all->n_own_experts * all->n_spare;
+    m->data = loader_allocate(l, (size_t)roomy.n_out * row_bytes);
+    if (m->format.group_rows > 0)
+        m->scales = loader_allocate(l, loader_n_scales(&roomy) * sizeof(float));
+}
+
 /* Give a matrix of known parts its format and its memory, and list what goes there. */
 static void loader_fill_matrix(struct loader *l, struct k_matrix *matrix, struct part *parts,
                                int n_parts, enum loader_use use, const struct loader_tensors *all)
 {
-    float *scales = NULL;
-    bool is_plain;
+    float *scales;
 
     loader_choose_format(l, matrix, parts, n_parts, use);
     if (k_format_is_mxfp4(&matrix->format)) {
         loader_fill_mxfp4(l, matrix, parts, n_parts, all);
         return;
     }
-    /* Quantised rows have their own length and need scales besides. */
-    is_plain = k_format_is_plain(&matrix->format);
-    matrix->data = loader_allocate(
-        l, (size_t)matrix->n_out * (is_plain ? (size_t)matrix->n_in * l->d->elem_bytes
-                                             : k_format_row_bytes(&matrix->format, matrix->n_in)));
-    if (matrix->format.group_rows > 0)
-        matrix->scales = scales = loader_allocate(l, loader_n_scales(matrix) * sizeof *scales);
+    loader_place_matrix(l, matrix, all);
+    scales = (float *)(uintptr_t)matrix->scales;
     l->w->is_packed = l->w->is_packed || (!l->absent && k_format_is_packed(&matrix->format));
     l->w->reads_codes = l->w->reads_codes || (!l->absent && k_format_reads_codes(&matrix->format));
     if (l->rc != ERR_OK)

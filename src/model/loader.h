@@ -74,6 +74,11 @@ struct loader_tensors {
     bool in_one;
     bool is_turned[LOADER_TENSORS_MAX]; /* the tensor, or each expert's, is [cols][rows] */
     bool is_mixed;                      /* in_one, in the forms of arch_names.experts_are_mixed */
+    int n_spare; /* of experts: the matrix's memory has room for so many more of its own */
+    /* The matrix goes into the room behind this one's n_before experts, where it is as large as one
+     * of them and has their format; NULL: elsewhere. */
+    const struct k_matrix *behind;
+    int n_before;
 };
 
 /* A list of one tensor; loader_add() appends more. */

@@ -102,9 +102,8 @@ static int model_choose_state_type(struct model *m, const struct model_options *
     }
     m->plan.bf16_states = plan_can_round_states(&m->plan);
     if (!m->plan.bf16_states)
-        log_info(
-            "model: mamba_ssm_cache_dtype bfloat16 has no effect: no layer has states of Gated "
-            "DeltaNet or Mamba-2");
+        log_info("model: mamba_ssm_cache_dtype bfloat16 has no effect: no layer has states of the "
+                 "delta rule or Mamba-2");
     return ERR_OK;
 }
 
@@ -910,6 +909,7 @@ int model_open(struct model **out, const struct model_options *o)
     if ((rc = model_take_mtp(model, o)) != ERR_OK || (rc = model_choose_head(model, o)) != ERR_OK ||
         (rc = plan_make(&whole, &model->config)) != ERR_OK)
         goto out;
+    plan_drop_index(&whole, o->max_model_len > 0 ? o->max_model_len : model->config.len_max);
     if ((rc = model_open_ranks(model, o, &whole)) != ERR_OK ||
         (rc = model_check_head(model, o)) != ERR_OK)
         goto out;

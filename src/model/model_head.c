@@ -3,6 +3,8 @@
  * A model that pools; and a model that drafts tokens of another one, an EAGLE-3 head or an MTP
  * layer: the rows that a target keeps for it, and how the two are joined (forward_eagle.c has the
  * pass). */
+#include <string.h>
+
 #include "base/log.h"
 #include "base/must.h"
 #include "base/pooling.h"
@@ -117,6 +119,29 @@ int model_choose_head(struct model *m, const struct model_options *o)
 }
 
 /* The folder of a head is no model. */
+/* A choice of tokens is left in the plan where texts may be longer than it. */
+static int model_check_index(const struct model *m, const struct model_options *o)
+{
+    const struct k_index_shape s = plan_widest(&m->plan).index;
+
+    if (s.n_keys > 0 && m->device->is_gpu &&
+        (s.n_heads > K_INDEX_HEADS_FAST || s.dim > K_INDEX_DIM_FAST ||
+         o->page_tokens * s.dim % 8 != 0)) {
+        log_error("model: %s: an index of %d heads of %d, with page_tokens %d, is not supported on "
+                  "%s: set max_model_len to at most index_topk %d",
+                  m->config.arch->name, s.n_heads, s.dim, o->page_tokens, m->device->name,
+                  s.n_keys);
+        return ERR_UNSUPPORTED;
+    }
+    if (s.n_keys > 0 && o->kv_cache_dtype != NULL && strncmp(o->kv_cache_dtype, "fp8", 3) == 0) {
+        log_error("model: %s: kv_cache_dtype fp8 is supported with a max_model_len of at most "
+                  "index_topk %d only",
+                  m->config.arch->name, s.n_keys);
+        return ERR_UNSUPPORTED;
+    }
+    return ERR_OK;
+}
+
 int model_check_head(const struct model *m, const struct model_options *o)
 {
     bool is_head = m->config.eagle.n_taps > 0;
@@ -127,5 +152,5 @@ int model_check_head(const struct model *m, const struct model_options *o)
                   o->dir);
         return ERR_UNSUPPORTED;
     }
-    return ERR_OK;
+    return model_check_index(m, o);
 }

@@ -13,6 +13,11 @@
 
 #include "base/must.h"
 
+/* Tokens of a step whose shared expert is one of the others. It has a route of each of them, and
+ * products of few routes each read x for every 8 gates: with 32 tokens a step of GLM-4.7-Flash took
+ * 15.3 ms, not 9. */
+#define SHARED_JOINS_MAX 16
+
 /* --- memory ------------------------------------------------------------------------------- */
 
 /* The number of rows to allocate for n: a product may touch rows up to the next multiple. */
@@ -87,13 +92,54 @@ static int activations_alloc_gates(struct activations *a, struct device *d, cons
     return ERR_OK;
 }
 
+/* Of the choice of tokens. */
+static int activations_alloc_index(struct activations *a, struct device *d, const struct plan *plan,
+                                   const struct device_limits *limits, size_t tokens)
+{
+    const struct k_index_shape s = plan_widest(plan).index;
+    size_t heads = (size_t)s.n_heads, dim = (size_t)s.dim, elem = d->elem_bytes;
+
+    if (s.n_keys == 0)
+        return ERR_OK;
+    a->index_queries = d->ops->alloc_scratch(d, tokens * heads * dim * elem);
+    a->index_keys = d->ops->alloc_scratch(d, tokens * dim * elem);
+    a->index_weights = d->ops->alloc_scratch(d, tokens * heads * sizeof *a->index_weights);
+    a->chosen = d->ops->alloc_scratch(d, tokens * (size_t)s.n_keys * sizeof *a->chosen);
+    if (d->ops->has_index_work &&
+        (a->index_scores = d->ops->alloc_scratch(d, K_INDEX_BLOCKS * (size_t)limits->len_max *
+                                                        sizeof *a->index_scores)) == NULL)
+        return ERR_NO_MEMORY;
+    if (a->index_queries == NULL || a->index_keys == NULL || a->index_weights == NULL ||
+        a->chosen == NULL)
+        return ERR_NO_MEMORY;
+    return ERR_OK;
+}
+
+/* Of the delta rule by channel. */
+static int activations_alloc_delta(struct activations *a, struct device *d, const struct plan *plan,
+                                   size_t tokens)
+{
+    const struct plan_widths widest = plan_widest(plan);
+    size_t values = (size_t)widest.delta_values, low = (size_t)widest.delta_low;
+
+    if (low == 0)
+        return ERR_OK;
+    a->delta_a =
+        d->ops->alloc_scratch(d, tokens * (size_t)widest.delta_forgets * sizeof *a->delta_a);
+    a->delta_z = d->ops->alloc_scratch(d, tokens * values * d->elem_bytes);
+    a->delta_low.data = d->ops->alloc_scratch(d, tokens * low * d->elem_bytes);
+    if (a->delta_a == NULL || a->delta_z == NULL || a->delta_low.data == NULL)
+        return ERR_NO_MEMORY;
+    return ERR_OK;
+}
+
 /* Of latent attention. A step's absorbed queries and their results are wider than its queries. */
 static int activations_alloc_latent(struct activations *a, struct device *d,
                                     const struct plan *plan, size_t tokens)
 {
     const struct plan_widths widest = plan_widest(plan);
-    void **rows[] = {&a->latent_keys, &a->latent_queries, &a->latent_heads};
-    const int widths[] = {widest.latent_row, widest.latent_queries, widest.latent_heads};
+    void **rows[] = {&a->latents, &a->latent_queries, &a->latent_heads};
+    const int widths[] = {widest.latents, widest.latent_queries, widest.latent_heads};
 
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         if (widths[i] > 0 && (*rows[i] = d->ops->alloc_scratch(d, tokens * (size_t)widths[i] *
@@ -123,12 +169,14 @@ static int activations_alloc_eagle(struct activations *a, struct device *d, cons
 
 /* Memory that only some families use. Ranks sum the results of experts apart, and squares. */
 static int activations_alloc_more(struct activations *a, struct device *d, const struct plan *plan,
-                                  size_t tokens)
+                                  const struct device_limits *limits, size_t tokens)
 {
     size_t row = (size_t)plan->n_layers * (size_t)plan->embeds.width;
     size_t latent = (size_t)plan_widest(plan).latent * d->elem_bytes;
 
-    if (activations_alloc_latent(a, d, plan, tokens) != ERR_OK)
+    if (activations_alloc_latent(a, d, plan, tokens) != ERR_OK ||
+        activations_alloc_index(a, d, plan, limits, tokens) != ERR_OK ||
+        activations_alloc_delta(a, d, plan, tokens) != ERR_OK)
         return ERR_NO_MEMORY;
     if (row > 0 && (a->embeds = d->ops->alloc_scratch(d, tokens * row * d->elem_bytes)) == NULL)
         return ERR_NO_MEMORY;
@@ -176,7 +224,7 @@ int activations_alloc(struct activations *a, struct device *d, const struct plan
     if (a->x == NULL || a->rows == NULL || a->rows_normed.data == NULL || a->delta == NULL ||
         a->sums == NULL || (is_last && activations_alloc_logits(a, d, plan, limits) != ERR_OK))
         return ERR_NO_MEMORY;
-    if (activations_alloc_more(a, d, plan, tokens) != ERR_OK ||
+    if (activations_alloc_more(a, d, plan, limits, tokens) != ERR_OK ||
         activations_alloc_eagle(a, d, plan, tokens) != ERR_OK)
         return ERR_NO_MEMORY;
     if (limits->codes)
@@ -197,8 +245,12 @@ static void activations_lower(struct activations *a, struct device *d, const str
 void activations_fuse(struct activations *a, struct device *d, const struct plan *plan,
                       const struct weights *w, struct plan_stage stage)
 {
+    struct plan_widths widest = plan_widest(plan);
+
     a->fused_max = 0;
-    if (plan->fuses && plan->dim % 16 == 0)
+    /* an index, and gates of the delta rule by channel, have products in parts alone */
+    if (plan->fuses && plan->dim % 16 == 0 && widest.index.n_heads == 0 &&
+        widest.delta_forgets == 0)
         a->fused_max = PASS_FUSED_MAX;
     if (plan->n_ranks > 1 && d->ops->sum_residual == NULL)
         a->fused_max = 0;
@@ -207,6 +259,7 @@ void activations_fuse(struct activations *a, struct device *d, const struct plan
         a->fused_max--;
     for (int i = stage.first; i < stage.end; i++) {
         activations_lower(a, d, &w->layers[i].mixer_in);
+        activations_lower(a, d, &w->layers[i].q_b);
         activations_lower(a, d, &w->layers[i].mixer_out);
         activations_lower(a, d, &w->layers[i].mixer_gate);
         if (plan->layers[i].ffn.kind == FFN_EXPERTS)
@@ -468,7 +521,8 @@ void pass_grow(const struct pass *p, const struct attn_plan *attn)
     int stride = width + 2 * attn->n_kv_heads * attn->head_dim;
 
     if (attn->latent.kv_rank > 0)
-        width = stride = attn->n_heads * k_latent_query(&attn->latent);
+        width = attn->n_heads * k_latent_query(&attn->latent),
+        stride = k_latent_stride(&attn->latent);
     p->d->ops->grow(p->d, p->a->mixer_in, stride, width, &p->plan->growth);
 }
 
@@ -502,6 +556,19 @@ void pass_recur(const struct pass *p, const struct recurrent_plan *recurrent,
         p->d->ops->quantise(p->d, &acts->mixed, p->n, reader);
 }
 
+/* a and z, each of two products, of which the first has few rows. All matrices are plain. */
+static void pass_project_channels(const struct pass *p, const struct layer_weights *w)
+{
+    const struct device_ops *op = p->d->ops;
+    struct activations *acts = p->a;
+
+    must(!p->fused);
+    op->matmul(p->d, acts->delta_low.data, &acts->normed, &w->f_a, NULL, p->n);
+    op->matmul_float(p->d, acts->delta_a, &acts->delta_low, &w->f_b, p->n);
+    op->matmul(p->d, acts->delta_low.data, &acts->normed, &w->g_a, NULL, p->n);
+    op->matmul(p->d, acts->delta_z, &acts->delta_low, &w->g_b, NULL, p->n);
+}
+
 /* The first matrix may read codes, or rows in another order, and the second one does not. In parts
  * codes are made of plain rows; a fused step norms the residual once more, into the rows of the
  * output matrix, which are as many as its tokens. */
@@ -512,6 +579,8 @@ void pass_project_delta(const struct pass *p, const struct layer_weights *w)
     struct activations *acts = p->a;
     struct device_rows again = {.data = acts->rows_normed.data};
 
+    if (w->delta.shape.by_channel)
+        pass_project_channels(p, w);
     if (!p->fused) {
         op->matmul_float(p->d, acts->gates, &acts->normed, &w->mixer_gate, p->n);
         op->quantise(p->d, &acts->normed, p->n, &w->mixer_in);
@@ -536,6 +605,8 @@ void pass_delta(const struct pass *p, const struct k_delta *delta, const struct 
     struct k_delta with_memory = *delta;
 
     with_memory.rows = acts->state_work;
+    with_memory.a = acts->delta_a;
+    with_memory.z = acts->delta_z;
     p->d->ops->delta(p->d, acts->mixed.data, acts->mixer_in, acts->gates, &with_memory, state,
                      p->fused ? reader : NULL);
     if (!p->fused)
@@ -620,9 +691,42 @@ static void pass_share_experts(const struct pass *p, const struct ffn_plan *ffn,
     op->matmul(p->d, acts->delta, &acts->ff, &w->down, w->down_bias, p->n);
 }
 
+/* The factor of shared experts is a product of rows that are normed in full. */
+static bool pass_fuses_shared(const struct pass *p, const struct ffn_plan *ffn,
+                              const struct layer_weights *w)
+{
+    const struct device_ops *op = p->d->ops;
+
+    return w->shared_switch == NULL && !ffn->experts.config->is_plain &&
+           ffn->activation == K_SILU && ffn->gate_by == 1.0f && op->halve != NULL &&
+           op->few(p->d, &w->ffn_in, p->n) && op->few(p->d, &w->down, p->n);
+}
+
+/* The same as pass_share_experts(), by two fused products. Rows of float16, which a format may
+ * want, are made in the memory of the rows of the output matrix, which are as many as tokens. */
+static void pass_fused_share(const struct pass *p, const struct layer_weights *w)
+{
+    struct activations *acts = p->a;
+    struct k_product gate =
+        pass_fused_product(p, K_PRODUCT_GATED, acts->ff.data, &w->ffn_in, w->ffn_in_bias);
+
+    if (k_format_reads_half(&w->ffn_in.format)) {
+        p->d->ops->halve(p->d, acts->rows_normed.data, acts->normed.data, p->plan->dim, p->n);
+        gate.x = acts->rows_normed.data;
+    }
+    gate.y_is_half = k_format_reads_half(&w->down.format);
+    pass_fused_run(p, gate);
+    pass_fused_run(p, (struct k_product){.kind = K_PRODUCT_PLAIN,
+                                         .x = acts->ff.data,
+                                         .w = &w->down,
+                                         .bias = w->down_bias,
+                                         .y = acts->delta});
+}
+
 /* Router and experts read rows of the device's type, whatever the format of the matrices is. In a
- * fused step the residual has been normed by half only: they complete it, but shared experts do
- * not, so it is normed here for these. */
+ * fused step the residual has been normed by half only: they complete it, and shared experts do if
+ * they are fused, too; else it is normed here for these. A shared expert that is like the others is
+ * one of them in a fused step. */
 struct device_experts pass_begin_experts(const struct pass *p, const struct layer_plan *layer,
                                          const struct layer_weights *w)
 {
@@ -634,9 +738,18 @@ struct device_experts pass_begin_experts(const struct pass *p, const struct laye
                                      .shared_switch = w->shared_switch,
                                      .adds = layer->ffn.ff_dim > 0};
 
+    if (p->fused && p->n <= SHARED_JOINS_MAX && w->experts_all.n > 0) {
+        experts.router = &w->router_all;
+        experts.experts = &w->experts_all;
+        experts.adds = false;
+    }
     if (p->fused && !experts.adds)
         experts.norm = (struct k_half_normed){acts->sums, p->plan->dim / 16, w->norm_ffn.eps};
-    else if (p->fused)
+    else if (p->fused && pass_fuses_shared(p, &layer->ffn, w)) {
+        experts.norm = (struct k_half_normed){acts->sums, p->plan->dim / 16, w->norm_ffn.eps};
+        pass_fused_share(p, w);
+        return experts;
+    } else if (p->fused)
         p->d->ops->rmsnorm(p->d, &acts->normed, acts->x, w->norm_ffn.weight, w->norm_ffn.eps, p->n,
                            &plain);
     if (experts.adds)

@@ -30,8 +30,12 @@ struct activations {
     void *mixer_in;               /* act [n_tokens][widest]: q, k, v; value, gate */
     struct device_rows mixed;     /* [n_tokens][widest]: a mixer's result, the heads */
     void *gates;                  /* act [n_tokens][n_heads * head_dim]: attention's gates; of
-                                     * Gated DeltaNet float [n_tokens][2 * n_v_heads]: b, a; NULL
+                                     * the delta rule float [n_tokens][k_delta_gates()]: b, a; NULL
                                      * without */
+    float *delta_a;               /* float [n_tokens][k_delta_forgets()], of the delta rule by
+                                     * channel, as the next two; NULL without */
+    void *delta_z;                /* act [n_tokens][values] */
+    struct device_rows delta_low; /* [n_tokens][widest of k_dim and v_dim] */
     float *state_work;            /* work memory of mixers with states; NULL without */
     void *delta;                  /* act [n_tokens][dim]: result that is added to the residual
                                      * next */
@@ -40,12 +44,17 @@ struct activations {
                                      * without */
     void *latent_in, *latent_out; /* act [n_tokens][latent_dim]: input and result of experts in a
                                      * narrower space; NULL without */
-    void *latent_keys;            /* act [n_tokens][latent row]; of latent attention, as the next
-                                     * two; NULL without */
+    void *latents;                /* act [n_tokens][k_latent_in()], where queries have latents, too;
+                                     * of latent attention, as the next two; NULL without */
     void *latent_queries;         /* act [n_tokens][n_heads * latent row] */
     void *latent_heads;           /* act [n_tokens][n_heads * kv_rank] */
     void *embeds;                 /* act [n_tokens][n_layers][width]: embeddings for each layer;
                                      * NULL without */
+    /* Of the choice of tokens; NULL without. */
+    void *index_queries, *index_keys; /* act [n_tokens][n_heads * dim], [n_tokens][dim] */
+    float *index_weights;             /* float [n_tokens][n_heads] */
+    int32_t *chosen;                  /* int32 [n_tokens][n_keys], also for layers behind it */
+    float *index_scores;              /* work memory of the choice; NULL without */
     /* Of an EAGLE-3 head; NULL without. */
     struct device_rows tapped;      /* [n_tokens][n_taps * tap_dim] */
     struct device_rows pairs;       /* [n_tokens][2 * dim]: the embedded token, the row before */
@@ -113,13 +122,12 @@ void pass_grow(const struct pass *p, const struct attn_plan *attn);
 void pass_attend(const struct pass *p, const struct attn_plan *attn, const struct k_kv *kv,
                  const struct k_rotary *rotary, const struct k_matrix *reader);
 
-/* mixer_in = queries; latent_keys = the latents of their keys and values. In parts only, as the
- * next one. */
-void pass_project_latent(const struct pass *p, const struct attn_plan *attn,
-                         const struct layer_weights *w);
+/* mixer_in = queries, behind which nothing counts; the latents of keys and values go to the pages
+ * that kv views. turns: of the layer's rope. */
+void pass_project_latent(const struct pass *p, const struct layer_plan *layer,
+                         const struct layer_weights *w, const struct k_kv *kv, const float *turns);
 
-/* mixed = latent attention of mixer_in and latent_keys over the pages that kv views. turns: of the
- * layer's rope. */
+/* mixed = latent attention of mixer_in over the same pages, of all tokens or of chosen ones. */
 void pass_attend_latent(const struct pass *p, const struct layer_plan *layer,
                         const struct layer_weights *w, const struct k_kv *kv, const float *turns);
 
@@ -127,7 +135,7 @@ void pass_attend_latent(const struct pass *p, const struct layer_plan *layer,
 void pass_recur(const struct pass *p, const struct recurrent_plan *recurrent,
                 const struct k_state *state, const struct k_matrix *reader);
 
-/* mixer_in = q, k, v, z; gates = b, a. */
+/* mixer_in = q, k, v, z; gates = b, a. By channel in parts only: delta_a = a, delta_z = z. */
 void pass_project_delta(const struct pass *p, const struct layer_weights *w);
 
 /* mixed = Gated DeltaNet of mixer_in and gates, for the product with reader. */

@@ -45,7 +45,9 @@ static struct attn_plan plan_attention(const struct hf_config *c, int window, in
                              .sinks = c->sinks,
                              .has_gate = c->attn_gate,
                              .latent = c->latent,
-                             .latent_eps = c->latent_eps};
+                             .latent_eps = c->latent_eps,
+                             .index = c->index.shape,
+                             .index_interleaved = c->index.interleaved};
 
     attn.is_shared = attn.kv_layer != layer;
     if (c->layer_kinds[layer] == LAYER_FULL) {
@@ -53,6 +55,8 @@ static struct attn_plan plan_attention(const struct hf_config *c, int window, in
         attn.head_dim = c->full_head_dim;
         attn.values_are_keys = c->values_are_keys;
     }
+    if (c->index.is_shared[layer])
+        attn.index.n_heads = 0;
     return attn;
 }
 
@@ -159,8 +163,8 @@ static bool plan_fuses(const struct hf_config *c)
     return c->norm.kind == K_NORM_RMS && c->norms == NORMS_BEFORE && !c->is_parallel &&
            c->qk_norm != QK_NORM_WHOLE && plan_fuses_ffn(c) && !plan_has_multipliers(&c->by) &&
            !c->positions.is_used && !c->head_bias && !c->value_norm && !c->has_layer_scale &&
-           c->latent.kv_rank == 0 && c->layer_embeds.width == 0 && !c->experts.is_apart &&
-           c->experts.latent_dim == 0 && !c->is_twin && c->eagle.n_taps == 0;
+           c->layer_embeds.width == 0 && !c->experts.is_apart && c->experts.latent_dim == 0 &&
+           !c->is_twin && c->eagle.n_taps == 0;
 }
 
 /* The plan points to the config's ropes, so the config must live longer. */
@@ -328,12 +332,18 @@ struct plan_stage plan_stage(const struct plan *p, int stage, int n_stages)
 int plan_check_stages(const struct plan *p, int n_stages)
 {
     for (int i = 0; i < p->n_layers && n_stages > 1; i++) {
-        if (p->embeds.width == 0 && !p->layers[i].attn.is_shared)
+        bool shares_index =
+            p->layers[i].attn.index.n_keys > 0 && p->layers[i].attn.index.n_heads == 0;
+
+        if (p->embeds.width == 0 && !p->layers[i].attn.is_shared && !shares_index)
             continue;
-        log_error("model: pipeline_parallel_size %d: layer %d reads %s, which the first stage "
-                  "alone has; set it to 1",
+        log_error("model: pipeline_parallel_size %d: layer %d reads %s, which %s stage alone has; "
+                  "set it to 1",
                   n_stages, i,
-                  p->embeds.width > 0 ? "embeddings of its own" : "keys of another layer");
+                  p->embeds.width > 0 ? "embeddings of its own"
+                  : shares_index      ? "the choice of tokens of another layer"
+                                      : "keys of another layer",
+                  shares_index ? "one" : "the first");
         return ERR_UNSUPPORTED;
     }
     return ERR_OK;
@@ -344,16 +354,34 @@ bool plan_splits_head(const struct plan *p)
     return p->head_rows < p->n_vocab;
 }
 
-/* Queries, and keys and values where the layer has its own and they are no latents. */
+/* Queries, and keys and values where the layer has its own. With latents these are behind the
+ * queries, too, or behind latents of queries. */
 static int plan_qkv(const struct attn_plan *attn)
 {
     int heads = attn->n_heads;
 
     if (attn->latent.kv_rank > 0)
-        return heads * k_latent_query(&attn->latent);
+        return k_latent_stride(&attn->latent);
     if (!attn->is_shared)
         heads += 2 * attn->n_kv_heads;
     return heads * attn->head_dim;
+}
+
+void plan_drop_index(struct plan *p, int max_len)
+{
+    for (int i = 0; i < p->n_layers; i++) {
+        struct k_index_shape *index = &p->layers[i].attn.index;
+
+        if (index->n_keys >= max_len)
+            *index = (struct k_index_shape){.n_keys = 0};
+    }
+}
+
+int plan_kv_elems(const struct attn_plan *attn)
+{
+    if (attn->latent.kv_rank == 0)
+        return 2 * attn->n_kv_heads * attn->head_dim;
+    return attn->head_dim + (attn->index.n_heads > 0 ? attn->index.dim : 0);
 }
 
 size_t plan_state_elems(const struct layer_plan *l)
@@ -394,7 +422,7 @@ int plan_mixer_in(const struct layer_plan *l)
     switch (l->mixer) {
     case MIXER_ATTENTION: return plan_qkv(&l->attn);
     case MIXER_RECURRENT: return 2 * l->recurrent.width;
-    case MIXER_DELTA: return k_delta_channels(&l->delta) + k_delta_values(&l->delta);
+    case MIXER_DELTA: return k_delta_row(&l->delta);
     case MIXER_MAMBA: return k_mamba_row(&l->mamba.shape);
     case MIXER_CONV: return 3 * l->conv.width;
     case MIXER_NONE: return 0;
@@ -460,9 +488,26 @@ static void plan_widen_experts(struct experts_widths *widest, const struct exper
 static void plan_widen_latent(struct plan_widths *widest, const struct k_latent_shape *s)
 {
     widest->mixer_out = plan_wider(widest->mixer_out, s->q_rank);
-    widest->latent_row = plan_wider(widest->latent_row, k_latent_row(s));
+    widest->latents = plan_wider(widest->latents, s->q_rank > 0 ? k_latent_in(s) : 0);
     widest->latent_queries = plan_wider(widest->latent_queries, s->n_heads * k_latent_row(s));
     widest->latent_heads = plan_wider(widest->latent_heads, s->n_heads * s->kv_rank);
+}
+
+static void plan_widen_index(struct k_index_shape *widest, const struct k_index_shape *s)
+{
+    widest->n_heads = plan_wider(widest->n_heads, s->n_heads);
+    widest->dim = plan_wider(widest->dim, s->dim);
+    widest->n_keys = plan_wider(widest->n_keys, s->n_keys);
+}
+
+static void plan_widen_delta(struct plan_widths *widest, const struct k_delta_shape *s)
+{
+    widest->delta_gates = plan_wider(widest->delta_gates, k_delta_gates(s));
+    if (!s->by_channel)
+        return;
+    widest->delta_forgets = plan_wider(widest->delta_forgets, k_delta_forgets(s));
+    widest->delta_values = plan_wider(widest->delta_values, k_delta_values(s));
+    widest->delta_low = plan_wider(widest->delta_low, plan_wider(s->k_dim, s->v_dim));
 }
 
 /* Fields of other mixers are 0 in a layer, so the maxima may include them. Embeddings of a layer
@@ -481,9 +526,10 @@ struct plan_widths plan_widest(const struct plan *p)
         widest.n_heads = plan_wider(widest.n_heads, layer->attn.n_heads);
         widest.head_dim = plan_wider(widest.head_dim, layer->attn.head_dim);
         plan_widen_latent(&widest, &layer->attn.latent);
+        plan_widen_index(&widest.index, &layer->attn.index);
         if (layer->attn.has_gate)
             widest.attn_gate = plan_wider(widest.attn_gate, plan_mixer_out(layer));
-        widest.delta_gates = plan_wider(widest.delta_gates, 2 * layer->delta.n_v_heads);
+        plan_widen_delta(&widest, &layer->delta);
         widest.state_work = plan_wider(widest.state_work, (int)k_delta_work(&layer->delta));
         widest.state_work = plan_wider(widest.state_work, (int)k_mamba_work(&layer->mamba.shape));
         widest.has_states = widest.has_states || plan_state_elems(layer) > 0;

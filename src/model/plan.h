@@ -53,6 +53,9 @@ struct attn_plan {
     bool has_gate;                /* each head's result is multiplied by a sigmoid */
     struct k_latent_shape latent; /* kv_rank above 0: head_dim is that of latents, of one kv head */
     float latent_eps;
+    struct k_index_shape index; /* n_keys above 0: of the choice of tokens; n_heads 0 then: the
+                                 * layer sees the tokens that the one before it does */
+    bool index_interleaved;
 };
 
 /* A state of width floats (kernels.h, ref_recurrent()). */
@@ -180,6 +183,14 @@ struct plan_stage plan_stage(const struct plan *p, int stage, int n_stages);
 /* True if every rank computes a part of the logits. */
 bool plan_splits_head(const struct plan *p);
 
+/* Drop the choice of tokens from a plan for texts of up to max_len tokens, if each of these sees
+ * all before it. */
+void plan_drop_index(struct plan *p, int max_len);
+
+/* Elements of a token's row in the pages of a layer with attention: its keys and values, or its
+ * latent and, behind those of a page, its index key. */
+int plan_kv_elems(const struct attn_plan *attn);
+
 /* Elements of a sequence's state; 0 of a layer with attention. */
 size_t plan_state_elems(const struct layer_plan *l);
 
@@ -200,11 +211,14 @@ int plan_ffn_in(const struct layer_plan *l);
 /* The maxima over all layers, by which activations and the device's work areas are sized. */
 struct plan_widths {
     int mixer_in, mixer_out, ffn_in, ff;
-    int n_heads, head_dim;                        /* of attention; 0 without any */
-    int latent_row, latent_queries, latent_heads; /* elements of a token's latent, of its absorbed
+    int n_heads, head_dim;                      /* of attention; 0 without any */
+    int latents, latent_queries, latent_heads;  /* elements of a token's latents, of its absorbed
                                                    * queries and of their results; 0 without */
-    int attn_gate;                                /* elements of a row of gates of heads */
-    int delta_gates;                              /* of Gated DeltaNet: b and a */
+    struct k_index_shape index;                 /* of the choice of tokens; 0 without */
+    int attn_gate;                              /* elements of a row of gates of heads */
+    int delta_gates;                            /* of the delta rule: b and a */
+    int delta_forgets, delta_values, delta_low; /* by channel: a, z, and what both are products
+                                                   * of; 0 without */
     int state_work; /* of the work memory of mixers with states, in floats */
     bool has_states;
     int state_shared; /* bytes of shared memory of a block of their kernels */

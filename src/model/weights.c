@@ -210,116 +210,12 @@ static void weights_load_recurrent(const struct loading *in, const struct layer_
     w->norm_mixer_after = weights_load_norm(in, names->norm_attn_after, whole->norms.after_mixer);
 }
 
-/* A piece that has `chunk` rows of every `stride`, from row `from` on, of a tensor of which the
- * pieces before it are parts too. */
-static void weights_stack_turns(struct slice_shape *s, int rows, int own_rows, int chunk,
-                                int stride)
-{
-    int from = 0;
-
-    for (int i = 0; i < s->n_pieces; i++)
-        from += s->pieces[i].chunk;
-    slice_stack(s, rows, own_rows, NULL);
-    s->pieces[s->n_pieces - 1].from = from;
-    s->pieces[s->n_pieces - 1].chunk = chunk;
-    s->pieces[s->n_pieces - 1].stride = stride;
-}
-
-/* q, k, v and z: of each key head in turn, or one below the other in two tensors. */
-static struct loader_tensors weights_delta_rows(const struct loading *in,
-                                                const struct k_delta_shape *whole,
-                                                const struct k_delta_shape *own)
-{
-    const int rows[] = {k_delta_keys(whole), k_delta_keys(whole), k_delta_values(whole),
-                        k_delta_values(whole)};
-    const int own_rows[] = {k_delta_keys(own), k_delta_keys(own), k_delta_values(own),
-                            k_delta_values(own)};
-    int stride = (k_delta_channels(whole) + k_delta_values(whole)) / whole->n_k_heads;
-    struct slice_shape shape = {.cols = in->dim, .own_cols = in->dim};
-    struct loader_tensors all;
-
-    if (in->names->delta_qkvz != NULL) {
-        for (int i = 0; i < 4; i++)
-            weights_stack_turns(&shape, rows[i], own_rows[i], rows[i] / whole->n_k_heads, stride);
-        return loader_tensor(in->names->delta_qkvz, shape);
-    }
-    for (int i = 0; i < 3; i++)
-        slice_stack(&shape, rows[i], own_rows[i], NULL);
-    all = loader_tensor(in->names->delta_qkv, shape);
-    loader_add(&all, in->names->delta_z, slice_whole(rows[3], own_rows[3], in->dim, in->dim));
-    return all;
-}
-
-/* b and a, likewise. */
-static struct loader_tensors weights_delta_gates(const struct loading *in,
-                                                 const struct k_delta_shape *whole,
-                                                 const struct k_delta_shape *own)
-{
-    const struct slice_shape one = slice_whole(whole->n_v_heads, own->n_v_heads, in->dim, in->dim);
-    struct slice_shape both = {.cols = in->dim, .own_cols = in->dim};
-    int turn = whole->n_v_heads / whole->n_k_heads;
-    struct loader_tensors all;
-
-    if (in->names->delta_ba != NULL) {
-        for (int i = 0; i < 2; i++)
-            weights_stack_turns(&both, whole->n_v_heads, own->n_v_heads, turn, 2 * turn);
-        return loader_tensor(in->names->delta_ba, both);
-    }
-    all = loader_tensor(in->names->delta_b, one);
-    loader_add(&all, in->names->delta_a, one);
-    return all;
-}
-
-/* A rank's part of numbers that all ranks have: those of its heads, of `width` each. */
-static const float *weights_of_share(const struct loading *in, const float *all, size_t before,
-                                     int own_heads, int width)
+const float *weights_of_share(const struct loading *in, const float *all, size_t before,
+                              int own_heads, int width)
 {
     if (all == NULL)
         return NULL;
     return all + before + (size_t)in->l->share * (size_t)own_heads * (size_t)width;
-}
-
-/* Weights beside the matrices. */
-static struct k_delta weights_load_delta_numbers(const struct loading *in,
-                                                 const struct k_delta_shape *whole,
-                                                 const struct k_delta_shape *own)
-{
-    const struct arch_names *names = in->names;
-    const struct slice_shape norm = slice_whole(whole->v_dim, whole->v_dim, 1, 1);
-    size_t keys = (size_t)k_delta_keys(whole) * (size_t)whole->n_taps;
-    int key = whole->k_dim * whole->n_taps, value = whole->v_dim * whole->n_taps;
-    const float *taps =
-        loader_numbers(in->l, names->state_conv, k_delta_channels(whole), whole->n_taps, 1.0f);
-    const float *a_log = loader_numbers(in->l, names->state_a_log, whole->n_v_heads, 1, 1.0f);
-    const float *bias = loader_numbers(in->l, names->state_dt_bias, whole->n_v_heads, 1, 1.0f);
-
-    return (struct k_delta){.shape = *own,
-                            .q_taps = weights_of_share(in, taps, 0, own->n_k_heads, key),
-                            .k_taps = weights_of_share(in, taps, keys, own->n_k_heads, key),
-                            .v_taps = weights_of_share(in, taps, 2 * keys, own->n_v_heads, value),
-                            .a_log = weights_of_share(in, a_log, 0, own->n_v_heads, 1),
-                            .dt_bias = weights_of_share(in, bias, 0, own->n_v_heads, 1),
-                            .norm = loader_vector(in->l, names->state_norm, &norm, false),
-                            .eps = in->l->whole->norm.eps};
-}
-
-/* Products of b and a are float32, so their matrix is plain. */
-static void weights_load_delta(const struct loading *in, const struct layer_plan *whole,
-                               const struct layer_plan *part, struct layer_weights *w)
-{
-    const struct arch_names *names = in->names;
-    const struct loader_tensors rows = weights_delta_rows(in, &whole->delta, &part->delta);
-    const struct loader_tensors gates = weights_delta_gates(in, &whole->delta, &part->delta);
-    const struct loader_tensors out =
-        loader_tensor(names->state_out,
-                      slice_whole(in->dim, in->dim, plan_mixer_out(whole), plan_mixer_out(part)));
-
-    w->norm_mixer = weights_load_first_norm(in, names->norm_attn, whole->norms.before_mixer);
-    w->mixer_in = loader_matrix(in->l, &rows, USE_LAYER);
-    w->mixer_gate = loader_matrix(in->l, &gates, USE_ADDED);
-    w->delta = weights_load_delta_numbers(in, &whole->delta, &part->delta);
-    w->mixer_out = loader_matrix(in->l, &out, USE_LAYER);
-    w->norm_mixer_after = weights_load_norm(in, names->norm_attn_after, whole->norms.after_mixer);
 }
 
 /* z, x, B, C and dt, one below the other in one tensor; a rank has those of its groups. */
@@ -471,10 +367,15 @@ static void weights_load_products(const struct loading *in, const struct gated_n
                                   const char *down_name, const struct layer_plan *whole,
                                   const struct layer_plan *part, struct layer_weights *w)
 {
-    const struct loader_tensors first = weights_ffn_tensors(in, names, &whole->ffn, &part->ffn);
-    const struct loader_tensors down = loader_tensor(
+    struct loader_tensors first = weights_ffn_tensors(in, names, &whole->ffn, &part->ffn);
+    struct loader_tensors down = loader_tensor(
         down_name, slice_whole(in->dim, in->dim, whole->ffn.ff_dim, part->ffn.ff_dim));
 
+    if (whole->ffn.kind == FFN_EXPERTS) {
+        first.behind = &w->experts.in;
+        down.behind = &w->experts.down;
+        first.n_before = down.n_before = w->experts.n;
+    }
     w->ffn_in = loader_matrix(in->l, &first, USE_LAYER);
     if (whole->ffn.bias)
         w->ffn_in_bias = loader_bias(in->l, &first, part->splits.ffn_in);
@@ -547,6 +448,7 @@ static struct k_experts weights_load_experts(const struct loading *in, const str
                          slice_whole(dim, dim, whole->ff_dim, own->ff_dim));
     first.n_experts = down.n_experts = whole->n;
     first.n_own_experts = down.n_own_experts = own->n_own;
+    first.n_spare = down.n_spare = l->ffn.ff_dim > 0 ? 1 : 0;
     first.is_gated = !experts.is_plain;
     first.in_one = down.in_one = in_one;
     first.is_mixed = down.is_mixed = in_one && names->experts_are_mixed;
@@ -562,6 +464,38 @@ static struct k_experts weights_load_experts(const struct loading *in, const str
     if (!in_one)
         loader_refuse_more_experts(in->l, names->expert_down, whole->n);
     return experts;
+}
+
+/* Does a matrix lie behind another one? */
+static bool weights_is_behind(const struct k_matrix *m, const struct k_matrix *before,
+                              size_t elem_bytes)
+{
+    size_t row_bytes = k_format_is_plain(&m->format) ? (size_t)m->n_in * elem_bytes
+                                                     : k_format_row_bytes(&m->format, m->n_in);
+
+    return m->data != NULL &&
+           (char *)m->data == (char *)before->data + (size_t)before->n_out * row_bytes;
+}
+
+/* Count the shared expert among the others, where it is like them and counts in full. */
+static void weights_join_shared(const struct loading *in, const struct layer_plan *whole,
+                                struct layer_weights *w)
+{
+    size_t elem = in->l->d->elem_bytes;
+
+    if (whole->ffn.experts.config->has_switch || whole->ffn.bias || w->experts.is_plain ||
+        w->experts.in_bias != NULL || w->experts.n < w->router.n_experts ||
+        w->experts.n >= K_EXPERTS_MAX || w->router.n_used >= K_EXPERTS_USED_MAX ||
+        in->l->w->adapters != NULL || !weights_is_behind(&w->ffn_in, &w->experts.in, elem) ||
+        !weights_is_behind(&w->down, &w->experts.down, elem))
+        return;
+    w->router_all = w->router;
+    w->router_all.n_used++;
+    w->router_all.n_shared = 1;
+    w->experts_all = w->experts;
+    w->experts_all.n++;
+    w->experts_all.in.n_out += w->ffn_in.n_out;
+    w->experts_all.down.n_out += w->down.n_out;
 }
 
 /* Products into the experts' narrower space and back. */
@@ -592,6 +526,7 @@ static void weights_load_mixture(const struct loading *in, const struct layer_pl
     weights_load_products(in, &shared, names->shared_down, whole, part, w);
     if (whole->ffn.experts.config->has_switch)
         w->shared_switch = loader_numbers(in->l, names->shared_switch, 1, in->dim, 1.0f);
+    weights_join_shared(in, whole, w);
 }
 
 /* Experts beside a dense FFN. */

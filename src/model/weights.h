@@ -17,22 +17,29 @@ struct layer_weights {
     struct k_norm norm_mixer, norm_mixer_after; /* [dim] */
     /* Attention: q, k, v: [(n_heads + 2 * n_kv_heads) * head_dim][dim]; q alone where another
      * layer's keys and values are read. Recurrent: value, gate: [2 * width][dim].
-     * Gated DeltaNet: q, k, v, z (kernels.h). Mamba-2 and short convolutions: as in mamba.h. */
+     * Delta rule: q, k, v, z (delta.h). Mamba-2 and short convolutions: as in mamba.h. */
     struct k_matrix mixer_in;
     void *mixer_in_bias;
     /* Latent attention: mixer_in is q [n_heads * query][dim] or, with a q_rank, q_a [q_rank][dim],
-     * whose normed result q_b [n_heads * query][q_rank] reads. */
-    struct k_matrix q_b, kv_a;  /* kv_a [kv_rank + rope_dim][dim] */
+     * whose normed result q_b [n_heads * query][q_rank] reads; then kv_a [kv_rank + rope_dim][dim]. */
+    struct k_matrix q_b;
     struct k_matrix kv_b;       /* [n_heads * (nope_dim + v_dim)][kv_rank], plain */
     void *norm_q_a, *norm_kv_a; /* [q_rank], [kv_rank] */
-    void *q_norm, *k_norm;      /* [head_dim]; QK_NORM_WHOLE: [n_heads * head_dim], [n_kv_heads *
+    /* The choice of tokens: [n_heads * dim][q_rank], [dim][dim of the residual], and weights,
+     * plain, [n_heads][dim of the residual]. */
+    struct k_matrix index_q, index_k, index_weights;
+    struct k_norm index_norm;  /* [dim of the index] */
+    void *q_norm, *k_norm;     /* [head_dim]; QK_NORM_WHOLE: [n_heads * head_dim], [n_kv_heads *
                                 * head_dim]; NULL without */
-    struct k_matrix mixer_out;  /* [dim][n_heads * head_dim], [dim][width] */
+    struct k_matrix mixer_out; /* [dim][n_heads * head_dim], [dim][width] */
     void *mixer_out_bias;
-    struct k_matrix mixer_gate; /* [n_heads * head_dim][dim]: attention's gate; Gated DeltaNet: b, a
-                                 * [2 * n_v_heads][dim], plain */
+    struct k_matrix mixer_gate; /* [n_heads * head_dim][dim]: attention's gate; delta rule: b, a
+                                 * [k_delta_gates()][dim], plain */
     struct k_delta delta;       /* its other weights */
-    struct k_mamba mamba;       /* likewise, of Mamba-2 and of short convolutions */
+    /* Delta rule by channel, all plain: f_a [k_dim][dim], f_b [n_v_heads * k_dim][k_dim], and g
+     * likewise with v_dim. */
+    struct k_matrix f_a, f_b, g_a, g_b;
+    struct k_mamba mamba; /* likewise, of Mamba-2 and of short convolutions */
     struct k_short_conv conv;
     const float *sinks;                     /* float32 [n_heads]; NULL without */
     struct k_norm norm_ffn, norm_ffn_after; /* [dim] */
@@ -43,6 +50,10 @@ struct layer_weights {
     void *down_bias;
     struct k_router router;
     struct k_experts experts;
+    /* The same, with the shared expert as one more, which lies behind the others; n 0: it has
+     * another size or format, or there is none. */
+    struct k_router router_all;
+    struct k_experts experts_all;
     struct k_matrix latent_in, latent_out; /* [latent_dim][dim], [dim][latent_dim] */
     const float *shared_switch; /* float32 [dim]; NULL: the shared experts count in full */
     /* Of experts apart: norms of the router's and the experts' input, and of both results. */

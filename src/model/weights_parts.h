@@ -20,6 +20,17 @@ struct k_norm weights_load_norm(const struct loading *in, const char *pattern, b
 /* The norm of a layer's input. The stage before the layer's has it too. */
 struct k_norm weights_load_first_norm(const struct loading *in, const char *pattern, bool has);
 
+/* A rank's part of numbers that all ranks have: those of its heads, of `width` each, behind
+ * `before` numbers. */
+const float *weights_of_share(const struct loading *in, const float *all, size_t before,
+                              int own_heads, int width);
+
+/* --- weights_delta.c --- */
+
+/* A layer of the gated delta rule. */
+void weights_load_delta(const struct loading *in, const struct layer_plan *whole,
+                        const struct layer_plan *part, struct layer_weights *w);
+
 /* --- weights_eagle.c --- */
 
 /* An EAGLE-3 head's weights beside those of its layer. */

@@ -2,13 +2,14 @@
  *
  * How fast the gated delta rule is, by itself.
  *
- *   bench_delta [N_V_HEADS [bf16]]
+ *   bench_delta [N_V_HEADS [bf16 | channel]]
  *
- * Layers of 16 key heads and N_V_HEADS (32) value heads of 128. First steps of one token per
- * sequence: a line with the median microseconds, and the bytes of the states, in and out, per
- * second. Then steps of several tokens per sequence: microseconds, and nanoseconds per token. Some
- * states take turns, so that few are in the L2 cache. */
-#include "kernels/kernels.h"
+ * Layers of 16 key heads and N_V_HEADS (32) value heads of 128; with "channel" as many of both, and
+ * factors by channel. First steps of one token per sequence: a line with the median microseconds,
+ * and the bytes of the states, in and out, per second. Then steps of several tokens per sequence:
+ * microseconds, and nanoseconds per token. Some states take turns, so that few are in the L2
+ * cache. */
+#include "kernels/delta.h"
 #include "tests/bench/cuda.h"
 
 #define RUNS       21
@@ -51,23 +52,29 @@ static float *bench_small(size_t n, float scale)
     return p;
 }
 
-static void bench_open(struct bench *b, int n_v_heads)
+/* by_channel: there are as many key heads as value heads. */
+static void bench_open(struct bench *b, int n_v_heads, bool by_channel)
 {
-    struct k_delta_shape s = {16, n_v_heads, 128, 128, 4};
+    struct k_delta_shape s = {by_channel ? n_v_heads : 16, n_v_heads, 128, 128, 4, by_channel};
+    size_t keys = (size_t)k_delta_keys(&s) * 4, forgets = (size_t)k_delta_forgets(&s);
     size_t channels = (size_t)k_delta_channels(&s), values = (size_t)k_delta_values(&s);
     float *taps = bench_small(channels * 4, 0.5f);
     size_t pages;
 
     b->d = (struct k_delta){.shape = s,
                             .q_taps = taps,
-                            .k_taps = taps + (size_t)16 * 128 * 4,
-                            .v_taps = taps + (size_t)32 * 128 * 4,
+                            .k_taps = taps + keys,
+                            .v_taps = taps + 2 * keys,
                             .a_log = bench_small((size_t)n_v_heads, 1.0f),
-                            .dt_bias = bench_small((size_t)n_v_heads, 1.0f),
+                            .dt_bias = bench_small(forgets, 1.0f),
                             .norm = bench_noise(128),
                             .eps = 1e-6f,
                             .rows = bench_array(NULL, TOKENS_MAX * k_delta_work(&s) * 4)};
     b->in = bench_noise(TOKENS_MAX * (channels + values));
+    if (by_channel) {
+        b->d.a = bench_small(TOKENS_MAX * forgets, 2.0f);
+        b->d.z = bench_noise(TOKENS_MAX * values);
+    }
     b->out = bench_array(NULL, TOKENS_MAX * values * 2);
     b->gates = bench_small((size_t)TOKENS_MAX * 2 * (size_t)n_v_heads, 2.0f);
     b->pages_each = (int)((k_delta_elems(&s) + PAGE_ELEMS - 1) / PAGE_ELEMS);
@@ -147,7 +154,7 @@ int main(int argc, char **argv)
     struct bench b = {0};
     double bytes;
 
-    bench_open(&b, argc > 1 ? atoi(argv[1]) : 32);
+    bench_open(&b, argc > 1 ? atoi(argv[1]) : 32, argc > 2 && strcmp(argv[2], "channel") == 0);
     b.state.is_bf16 = argc > 2 && strcmp(argv[2], "bf16") == 0;
     bytes = (b.state.is_bf16 ? 4.0 : 8.0) * (double)b.d.shape.n_v_heads *
             (double)k_delta_matrix(&b.d.shape);

@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "kernels/delta.h"
 #include "kernels/mamba.h"
 
 #define STATES_HEADS  7 /* head h halves its state in 8 << 2 * h tokens */
@@ -58,7 +59,8 @@ static inline int states_half_life(int head)
 /* The weights' views: of `numbers` on the host or a device; norms are given apart. */
 static inline void states_point(struct states *s, const float *numbers, const void *norm)
 {
-    const struct k_delta_shape of_delta = {STATES_HEADS, STATES_HEADS, 128, 128, STATES_TAPS};
+    const struct k_delta_shape of_delta = {STATES_HEADS, STATES_HEADS, 128,
+                                           128,          STATES_TAPS,  false};
     const struct k_mamba_shape of_mamba = {.n_heads = STATES_HEADS,
                                            .head_dim = 64,
                                            .n_groups = 1,
@@ -102,9 +104,7 @@ static inline void states_open(struct states *s, bool is_mamba)
         s->numbers[n_taps + 384 + (size_t)i] = 1.0f;
     states_point(s, s->numbers, s->numbers + n_taps + 384);
     s->n_state = is_mamba ? k_mamba_elems(&s->mamba.shape) : k_delta_elems(&s->delta.shape);
-    s->row = is_mamba
-                 ? (size_t)k_mamba_row(&s->mamba.shape)
-                 : (size_t)(k_delta_channels(&s->delta.shape) + k_delta_values(&s->delta.shape));
+    s->row = is_mamba ? (size_t)k_mamba_row(&s->mamba.shape) : (size_t)k_delta_row(&s->delta.shape);
     s->n_out =
         is_mamba ? (size_t)k_mamba_inner(&s->mamba.shape) : (size_t)k_delta_values(&s->delta.shape);
 }

@@ -176,6 +176,11 @@ def latent(q_rank, kv_rank, nope, rope, v):
                 moe_intermediate_size=20)
 
 
+def kimi_latent(q_rank, kv_rank, nope, rope, v):
+    return dict(q_lora_rank=q_rank, kv_lora_rank=kv_rank, qk_nope_head_dim=nope,
+                qk_rope_head_dim=rope, v_head_dim=v)
+
+
 def yarn(**more):
     return dict(dict(rope_type="yarn", factor=8.0, rope_theta=10000.0, beta_fast=32.0,
                      beta_slow=1.0, original_max_position_embeddings=64), **more)
@@ -308,6 +313,43 @@ EXPERTS = {
                                                     moe_intermediate_size=18,
                                                     shared_expert_intermediate_size=24,
                                                     rope_parameters=PARTIAL), True, 0.25),
+    # A decay for each channel of keys, beside latent attention without positions; a dense layer.
+    "kimi-linear": ("kimi_linear", few_experts(num_key_value_heads=4,
+                                               mlp_layer_types=["dense", "sparse"],
+                                               linear_head_dim=20, linear_num_heads=6,
+                                               linear_conv_kernel_dim=3, num_experts=6,
+                                               num_experts_per_token=2, num_expert_group=3,
+                                               topk_group=2, num_shared_experts=1,
+                                               moe_intermediate_size=20,
+                                               routed_scaling_factor=1.7,
+                                               layer_types=["full_attention", "linear_attention"],
+                                               **kimi_latent(None, 24, 9, 6, 11)), False, 0.25),
+    # The heads of released checkpoints, latents of queries, and layers in the list that these have.
+    "kimi-linear-wide": ("kimi_linear", few_experts(hidden_size=32, num_key_value_heads=4,
+                                                    linear_attn_config=dict(
+                                                        head_dim=128, num_heads=1,
+                                                        short_conv_kernel_size=4, kda_layers=[1],
+                                                        full_attn_layers=[2]),
+                                                    first_k_dense_replace=0, num_experts=5,
+                                                    num_experts_per_token=3,
+                                                    num_shared_experts=2,
+                                                    moe_intermediate_size=18,
+                                                    **kimi_latent(14, 20, 16, 8, 12)),
+                         False, 0.25),
+    # Latent attention of chosen tokens: fewer than the longest prompts have.
+    "deepseek-v32": ("deepseek_v32", few_experts(num_key_value_heads=4, n_group=1, topk_group=1,
+                                                 first_k_dense_replace=1, n_shared_experts=1,
+                                                 index_n_heads=9, index_head_dim=14, index_topk=48,
+                                                 **latent(14, 20, 9, 8, 5),
+                                                 rope_parameters=yarn(mscale=1.0,
+                                                                      mscale_all_dim=1.0)),
+                     False, 0.25),
+    # The middle layer sees the tokens that the first one has chosen.
+    "glm-moe-dsa": ("glm_moe_dsa", small(num_key_value_heads=4, n_shared_experts=1,
+                                         mlp_layer_types=["dense", "sparse", "dense"],
+                                         index_n_heads=10, index_head_dim=12, index_topk=64,
+                                         indexer_types=["full", "shared", "full"],
+                                         **latent(18, 26, 15, 6, 21)), False, 0.25),
     # Experts without a gate, chosen by sigmoids, and a shared one.
     "nemotron-h-moe": ("nemotron_h", few_experts(**NEMOTRON_H, layers_block_type=[
         "linear_attention", "moe", "full_attention", "moe"], n_routed_experts=6,
@@ -499,6 +541,17 @@ def rename_layers(folder):
                for k, v in tensors.items()}, path, metadata={"format": "pt"})
 
 
+def rename_dense(folder):
+    """Released Kimi-Linear has dense layers under mlp; transformers 5.24 writes all alike."""
+    from safetensors.torch import load_file, save_file
+
+    path = os.path.join(folder, "model.safetensors")
+    tensors = load_file(path)
+    save_file({k.replace("block_sparse_moe.", "mlp.")
+               if any("moe." + part + "_proj." in k for part in ("gate", "up", "down")) else k: v
+               for k, v in tensors.items()}, path, metadata={"format": "pt"})
+
+
 def save(model, folder, fused):
     """In the layout of released checkpoints, or in that of the class."""
     if fused == "mxfp4":
@@ -536,6 +589,8 @@ def make(out, name, kind, fields, vision, deviation, fused=None):
         add_next_layer(folder)
     if name == "kimi-k25":
         rename_layers(folder)
+    if name == "kimi-linear":
+        rename_dense(folder)
     for extra in ("generation_config.json",):
         if os.path.exists(os.path.join(folder, extra)):
             os.unlink(os.path.join(folder, extra))

@@ -71,6 +71,12 @@ static const struct {
      "{\"architectures\":[\"Qwen3NextForCausalLM\"],\"num_hidden_layers\":3,"
      "\"full_attention_interval\":2,\"num_experts\":7,\"num_experts_per_tok\":3,"
      "\"moe_intermediate_size\":52,\"shared_expert_intermediate_size\":44," DELTA SIZES "}"},
+    {"delta rule by channel, latents and experts",
+     "{\"architectures\":[\"KimiLinearForCausalLM\"],\"num_hidden_layers\":3,"
+     "\"linear_attn_config\":{\"num_heads\":8,\"head_dim\":13,\"short_conv_kernel_size\":3,"
+     "\"kda_layers\":[1,3],\"full_attn_layers\":[2]},\"num_experts\":7,"
+     "\"num_experts_per_token\":3,\"moe_intermediate_size\":52,\"kv_lora_rank\":22,"
+     "\"qk_nope_head_dim\":13,\"qk_rope_head_dim\":6,\"v_head_dim\":17," SIZES "}"},
     {"Mamba-2, attention or an FFN a layer",
      "{\"architectures\":[\"NemotronHForCausalLM\"],\"hybrid_override_pattern\":\"M-M*EEM\","
      "\"num_hidden_layers\":7,\"mamba_num_heads\":8,\"mamba_head_dim\":18,\"n_groups\":4,"
@@ -107,6 +113,13 @@ static const struct {
      "\"n_group\":4,\"topk_group\":2,\"moe_intermediate_size\":52,\"q_lora_rank\":26,"
      "\"kv_lora_rank\":38,\"qk_nope_head_dim\":13,\"qk_rope_head_dim\":10,"
      "\"v_head_dim\":11," SIZES "}"},
+    {"latents of chosen tokens",
+     "{\"architectures\":[\"GlmMoeDsaForCausalLM\"],\"num_hidden_layers\":4,"
+     "\"first_k_dense_replace\":2,\"n_routed_experts\":7,\"num_experts_per_tok\":3,"
+     "\"moe_intermediate_size\":52,\"q_lora_rank\":26,\"kv_lora_rank\":38,"
+     "\"qk_nope_head_dim\":13,\"qk_rope_head_dim\":10,\"v_head_dim\":11,"
+     "\"index_n_heads\":7,\"index_head_dim\":18,\"index_topk\":33,"
+     "\"index_topk_pattern\":\"FSFF\"," SIZES "}"},
     {"latents of keys and values, and queries that grow",
      "{\"architectures\":[\"Mistral4ForCausalLM\"],\"num_hidden_layers\":2,"
      "\"n_routed_experts\":7,\"num_experts_per_tok\":3,\"moe_intermediate_size\":52,"

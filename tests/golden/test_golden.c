@@ -303,6 +303,8 @@ static int layers_of(const char *folder, bool *divide)
     int n = hf_config_read(c, folder) == ERR_OK ? c->n_layers : 0;
 
     *divide = c->n_kv_shared == 0 && c->layer_embeds.width == 0;
+    for (int i = 0; i < n; i++)
+        *divide = *divide && !c->index.is_shared[i];
     free(c);
     return n;
 }
@@ -350,7 +352,9 @@ static const char *whole_of(const char *name)
         {"families/granite-moe-shared", "24"}, {"families/glm4-moe", "2"},
         {"families/deepseek-v2", "2"},         {"families/glm4-moe-lite", "2"},
         {"families/deepseek-v3", "2"},         {"families/kimi-k25", "2"},
-        {"families/ernie4-5-moe", "2"},        {"families/gpt-oss-mxfp4", "2"}};
+        {"families/ernie4-5-moe", "2"},        {"families/gpt-oss-mxfp4", "2"},
+        {"families/kimi-linear", "2"},         {"families/deepseek-v32", "2"},
+        {"families/glm-moe-dsa", "2"}};
 
     for (size_t i = 0; i < sizeof models / sizeof models[0]; i++) {
         if (strcmp(models[i][0], name) == 0)
@@ -413,6 +417,8 @@ static const struct {
     {"families/qwen3-next", "2", 1.3e-02, ANY_DEVICE},
     {"families/qwen3.5", "24", 7.0e-02, ANY_DEVICE},
     {"families/qwen3.5-moe", "", 1.1e-02, ANY_DEVICE},
+    {"families/kimi-linear", "2", 2.1e-02, ANY_DEVICE},
+    {"families/kimi-linear-wide", "", 1.3e-02, ANY_DEVICE},
     {"families/seed-oss", "24", 4.4e-02, ANY_DEVICE},
     {"families/smollm3", "24", 3.9e-02, ANY_DEVICE},
     {"families/stablelm", "24", 1.5e-02, ANY_DEVICE},
@@ -429,6 +435,8 @@ static const struct {
     {"families/deepseek-v2", "24", 1.9e-02, ANY_DEVICE},
     {"families/deepseek-v2-lite", "", 1.9e-02, ANY_DEVICE},
     {"families/deepseek-v3", "24", 2.7e-02, ANY_DEVICE},
+    {"families/deepseek-v32", "24", 1.3e-02, ANY_DEVICE},
+    {"families/glm-moe-dsa", "24", 2.9e-02, ANY_DEVICE},
     {"families/moonlight", "24", 2.0e-02, ANY_DEVICE},
     {"families/glm4-moe-lite", "24", 1.5e-02, ANY_DEVICE},
     {"families/kimi-k25", "24", 2.5e-02, ANY_DEVICE},

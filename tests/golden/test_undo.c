@@ -21,7 +21,7 @@
 
 static const char *const folders[] = {
     "toy-states",         "families/qwen3.5",   "families/qwen3-next", "families/nemotron-h",
-    "families/granite-h", "families/falcon-h1", "families/lfm2"};
+    "families/granite-h", "families/falcon-h1", "families/lfm2",       "families/kimi-linear"};
 
 static struct run run;
 static struct run_seq plain, drafted;

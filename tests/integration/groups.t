@@ -23,9 +23,11 @@ KINDS = [("windows beside all tokens", lambda: twin.windows(48, (2, 5)), False),
          ("states beside all tokens", lambda: twin.states("rfrfrr"), True),
          ("states alone", lambda: twin.states("rrrrrr"), True),
          ("delta rule beside all tokens", lambda: twin.delta("ddfddf"), True),
+         ("delta rule by channel beside latents", lambda: twin.kimi("ddfddf"), True),
          ("Mamba-2 beside all tokens", lambda: twin.mamba("mmfmmf"), True),
          ("Mamba-2 and all tokens in each layer", lambda: twin.mamba("bbbbbb"), True),
          ("latents and experts", twin.latent, False),
+         ("latents of chosen tokens", lambda: twin.latent(40), False),
          ("states, windows and all tokens", lambda: twin.states("rfwrwf"), True)]
 BLOCK = 16
 BRANCH = 128  # TABLES_BRANCH
@@ -35,8 +37,10 @@ N_CROWD, N_GROWN = (12, 60) if LONG else (8, 32)  # where pages are short
 # Of prompts: around three pages, and one behind whose 400th token another goes on.
 LENGTHS = (5, 30, 47, 48, 49, 64, 200, 333, 700) if LONG else (5, 48, 49, 200, 450)
 BOUNDED = {"a window in all layers": 12, "states alone": 6}  # pages that any length fits in
-SHORT = {"delta rule beside all tokens": 140, "Mamba-2 beside all tokens": 140,
-         "Mamba-2 and all tokens in each layer": 140, "latents and experts": 120}  # else these:
+SHORT = {"delta rule beside all tokens": 140, "delta rule by channel beside latents": 125,
+         "Mamba-2 beside all tokens": 140,
+         "Mamba-2 and all tokens in each layer": 140, "latents and experts": 120,
+         "latents of chosen tokens": 120}  # else these:
 FEW_PAGES = 220 if LONG else 130
 
 

@@ -271,12 +271,15 @@ for i, family in enumerate(sorted(os.listdir(FAMILIES))):
                             "--max-model-len", 64)
         tap.ok(rc == 0, "%s in %s: written and read" % (family, kind), err)
 tap.ok(n_written > (40 if LONG else 12), "most families have matrices that divide", n_written)
-for family, gates in (("qwen3.5", ("in_proj_a", "in_proj_b")), ("qwen3-next", ("in_proj_ba",))):
+for family, gates in (("qwen3.5", ("linear_attn.in_proj_a", "linear_attn.in_proj_b")),
+                      ("qwen3-next", ("linear_attn.in_proj_ba",)),
+                      ("kimi-linear-wide", ["self_attn.%s_proj" % p
+                                            for p in ("b", "f_a", "f_b", "g_a", "g_b")])):
     out = os.path.join(DIR, "gates-" + family)
     rc, said, err = run("quantize", os.path.join(FAMILIES, family), "--to", "int8", "--out", out)
     with open(os.path.join(out, "config.json")) as f:
         ignored = json.load(f)["quantization_config"]["ignore"]
-    tap.ok(all(any(i.endswith("layers.0.linear_attn." + g) for i in ignored) for g in gates),
+    tap.ok(all(any(i.endswith("layers.0." + g) for i in ignored) for g in gates),
            "gates of %s stay as they are" % family, ignored)
 rc, said, err = run("bench", "latency", "--model", MODEL, "--device", "cpu", "--max-model-len", 64)
 tap.ok(rc > 0 and "max_model_len" in err, "latency has no room in 64 tokens", err)

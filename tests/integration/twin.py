@@ -264,6 +264,54 @@ def delta(kinds="ddfddf", has_mtp=False):
 
 
 @functools.lru_cache(maxsize=None)
+def kimi(kinds="ddfddf"):
+    """A letter for each layer: d for Kimi Delta Attention, whose states take several pages, f for
+    latent attention without positions. Experts behind the first layer. They are noise; the rest is
+    the demo model's."""
+    layers = [[i + 1 for i, k in enumerate(kinds) if k == kind] for kind in "df"]
+    config = dict(read_config(), architectures=["KimiLinearForCausalLM"], model_type="kimi_linear",
+                  linear_attn_config=dict(num_heads=8, head_dim=32, short_conv_kernel_size=4,
+                                          kda_layers=layers[0], full_attn_layers=layers[1]),
+                  kv_lora_rank=52, qk_nope_head_dim=20, qk_rope_head_dim=12, v_head_dim=18,
+                  num_experts=8, num_experts_per_token=2, moe_intermediate_size=24)
+    dim, heads, draw = config["hidden_size"], config["num_attention_heads"], random.Random(1)
+    tensors = [(n, h["shape"], d) for n, h, d in read_weights()
+               if ".self_attn." not in n and (".mlp." not in n or ".0.mlp." in n)]
+    for i, kind in enumerate(kinds):
+        def add(name, shape, deviation, mean=0.0, layer=i):
+            tensors.append(("model.layers.%d.%s" % (layer, name), shape,
+                            noise(draw, shape, deviation, mean)))
+
+        if kind == "f":
+            add("self_attn.q_proj.weight", [heads * 32, dim], 0.06)
+            add("self_attn.kv_a_proj_with_mqa.weight", [64, dim], 0.06)
+            add("self_attn.kv_a_layernorm.weight", [52], 0.1, 1.0)
+            add("self_attn.kv_b_proj.weight", [heads * 38, 52], 0.15)
+            add("self_attn.o_proj.weight", [dim, heads * 18], 0.06)
+        else:
+            for part in "qkv":
+                add("self_attn.%s_proj.weight" % part, [256, dim], 0.06)
+                add("self_attn.%s_conv1d.weight" % part, [256, 1, 4], 0.6)
+            for part in "fg":
+                add("self_attn.%s_a_proj.weight" % part, [32, dim], 0.06)
+                add("self_attn.%s_b_proj.weight" % part, [256, 32], 0.2)
+            add("self_attn.b_proj.weight", [8, dim], 0.06)
+            add("self_attn.A_log", [8], 1.0, -3.0)  # some forget within tokens, some hardly ever
+            add("self_attn.dt_bias", [256], 0.5)
+            add("self_attn.o_norm.weight", [32], 0.1, 1.0)
+            add("self_attn.o_proj.weight", [dim, 256], 0.06)
+        if i == 0:
+            continue
+        add("block_sparse_moe.gate.weight", [8, dim], 0.1)
+        add("block_sparse_moe.gate.e_score_correction_bias", [8], 0.1)
+        for e in range(8):
+            for part, shape in (("w1", [24, dim]), ("w3", [24, dim]), ("w2", [dim, 24])):
+                add("block_sparse_moe.experts.%d.%s.weight" % (e, part), shape, 0.06)
+        for part, shape in (("gate", [24, dim]), ("up", [24, dim]), ("down", [dim, 24])):
+            add("block_sparse_moe.shared_experts.%s_proj.weight" % part, shape, 0.06)
+    return write_folder("kimi", config, tensors)
+
+
 def mamba(kinds="mmfmmf"):
     """A letter for each layer: m for Mamba-2, whose states take several pages, f for attention, or b
     for both beside each other in all layers. Mixers are noise; the rest is the demo model's."""
@@ -308,10 +356,13 @@ def mamba(kinds="mmfmmf"):
 
 
 @functools.lru_cache(maxsize=None)
-def latent():
+def latent(n_keys=0):
     """Latent attention of DeepSeek V3 in all layers, and experts behind the first. They are noise;
-    the rest is the demo model's."""
-    config = dict(read_config(), architectures=["DeepseekV3ForCausalLM"], model_type="deepseek_v3",
+    the rest is the demo model's. n_keys: that of V3.2, which sees as many tokens, chosen by an
+    index."""
+    config = dict(read_config(), model_type="deepseek_v32" if n_keys else "deepseek_v3",
+                  architectures=["DeepseekV32ForCausalLM" if n_keys else "DeepseekV3ForCausalLM"],
+                  index_n_heads=6, index_head_dim=20, index_topk=n_keys or 1,
                   q_lora_rank=40, kv_lora_rank=52, qk_nope_head_dim=20, qk_rope_head_dim=12,
                   v_head_dim=18, n_routed_experts=8, num_experts_per_tok=2, n_group=4,
                   topk_group=2, moe_intermediate_size=24, n_shared_experts=1,
@@ -331,6 +382,13 @@ def latent():
         add("self_attn.kv_a_layernorm", [52], 0.1, 1.0)
         add("self_attn.kv_b_proj", [heads * 38, 52], 0.15)
         add("self_attn.o_proj", [dim, heads * 18], 0.06)
+        if n_keys:
+            add("self_attn.indexer.wq_b", [120, 40], 0.15)
+            add("self_attn.indexer.wk", [20, dim], 0.06)
+            add("self_attn.indexer.k_norm", [20], 0.1, 1.0)
+            add("self_attn.indexer.weights_proj", [6, dim], 0.06)
+            tensors.append(("model.layers.%d.self_attn.indexer.k_norm.bias" % i, [20],
+                            noise(draw, [20], 0.1)))
         if i == 0:
             continue
         add("mlp.gate", [8, dim], 0.1)
@@ -340,7 +398,7 @@ def latent():
             for part in ("gate_proj", "up_proj"):
                 add("%s.%s" % (stem, part), [24, dim], 0.06)
             add("%s.down_proj" % stem, [dim, 24], 0.06)
-    return write_folder("latent", config, tensors)
+    return write_folder("latent-index" if n_keys else "latent", config, tensors)
 
 
 @functools.lru_cache(maxsize=None)

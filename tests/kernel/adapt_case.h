@@ -46,7 +46,6 @@ struct adapt_made {
     int32_t slots[ADAPT_ROWS];
     int32_t order[ADAPT_ROWS], starts[ADAPT_ROWS + 1], segments[ADAPT_ROWS], count[2],
         of[ADAPT_ROWS];
-    uint64_t masks[ADAPT_ROWS];
     uint16_t *x;                                 /* bfloat16 [n][n_in], or float16 as K_HALF_AT */
     k_bf16 *before, *norm;                       /* [n][n_out]: the product; [n_out] */
     float *before_float, *sums;                  /* the same numbers; [n][n_in / 16] */
@@ -183,7 +182,7 @@ static inline void adapt_make(struct adapt_made *m, const struct adapt_case *c)
     k_bf16 *x;
     float *wide_x, *norm, *residual;
     int32_t work[ADAPT_SLOTS + 2];
-    struct k_adapt_rows rows = {m->order, m->starts, m->segments, m->count, m->of, m->masks};
+    struct k_adapt_rows rows = {m->order, m->starts, m->segments, m->count, m->of};
 
     memset(m, 0, sizeof *m);
     m->c = c;

@@ -145,6 +145,15 @@ static float __shfl_xor_sync(unsigned mask, float x, int by)
     return play.threads[from].told[turn];
 }
 
+static inline float __shfl_sync(unsigned mask, float x, int from)
+{
+    int turn = play_meet(mask, x), first = play.current / 32 * 32;
+
+    if ((mask >> from & 1) == 0)
+        play.fault = "a lane that is asked is outside the mask";
+    return play.threads[first + from].told[turn];
+}
+
 static inline void __syncwarp(void)
 {
     (void)play_meet(~0U, 0.0f);

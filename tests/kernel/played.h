@@ -5,6 +5,8 @@
 #define QUIRE_TESTS_KERNEL_PLAYED_H
 
 #include "kernels/adapter.h"
+#include "kernels/delta.h"
+#include "kernels/index.h"
 #include "kernels/latent.h"
 
 #ifdef __cplusplus
@@ -32,8 +34,8 @@ struct played_product {
 };
 int played_experts(const struct played_product *of);
 
-/* Latent attention of a step (kernels/latent.h): rows to the pages, absorbed queries [n_tokens]
- * [n_heads][kv_rank + rope_dim], their sums [n_tokens][n_heads][kv_rank], values. plan: lists of
+/* Latent attention of a step (kernels/latent.h): rows to the pages, and normed; absorbed queries
+ * [n_tokens][n_heads][kv_rank + rope_dim], their sums [n_tokens][n_heads][kv_rank], values. plan: lists of
  * decodes and of tiles. 0, or -1 for a fault. */
 struct played_latent {
     struct k_latent l;
@@ -41,10 +43,41 @@ struct played_latent {
     struct k_tokens t;
     struct k_attn_plan plan;
     const k_bf16 *rows, *queries;
-    k_bf16 *absorbed, *sums, *out;
+    k_bf16 *normed, *absorbed, *sums, *out;
     float scale;
+    bool is_fresh; /* of played_latent_few() */
 };
 int played_latent(const struct played_latent *of);
+
+/* Attention of few decodes and values: absorbed -> out, by parts in plan.work. */
+int played_latent_few(const struct played_latent *of);
+
+/* The choice of tokens (kernels/index.h), and attention over them: keys to the pages, unless NULL,
+ * chosen [n_tokens][n_keys], out [n_tokens][n_heads][value_dim]. 0, or -1 for a fault. */
+struct played_index {
+    struct k_index x;
+    struct k_kv kv, of_keys; /* of latents, and of index keys */
+    struct k_tokens t;
+    const k_bf16 *keys, *queries, *absorbed;
+    const float *weights;
+    int32_t *chosen;
+    k_bf16 *out;
+    int n_heads;
+    float scale;
+};
+int played_index(const struct played_index *of);
+
+/* k_delta_rule() on host memory; only by channel may a sequence have several tokens. 0, or -1 for a
+ * fault. */
+struct played_delta {
+    struct k_delta d;
+    struct k_state state;
+    struct k_tokens t;
+    const k_bf16 *in;
+    const float *gates;
+    k_bf16 *out;
+};
+int played_delta(const struct played_delta *of);
 
 /* k_adapt_in() and k_adapt_out() on host memory. 0, or -1 for a fault. */
 int played_adapt(const struct k_adapting *a);

@@ -51,7 +51,7 @@ static void check(size_t at)
         .of = m.narrow,
         .rows = {gpu_array(m.order, sizeof m.order), gpu_array(m.starts, sizeof m.starts),
                  gpu_array(m.segments, sizeof m.segments), gpu_array(m.count, sizeof m.count),
-                 gpu_array(m.of, sizeof m.of), gpu_array(m.masks, sizeof m.masks)},
+                 gpu_array(m.of, sizeof m.of)},
         .p = {.kind = c->kind,
               .x = gpu_array(m.x, n * n_in * sizeof *m.x),
               .sums_in = c->has_norm ? gpu_array(m.sums, n * (n_in / 16) * sizeof(float)) : NULL,

@@ -161,36 +161,35 @@ static bool device(struct made *m, const int32_t *slots, int first, int n, int t
     bool residual = c->kind == K_PRODUCT_RESIDUAL, is_float = c->kind == K_PRODUCT_FLOAT;
     size_t t_len = k_adapt_t_len(n, c->n_in, c->rank_max);
     int32_t order[ROWS], starts[ROWS + 1], segments[ROWS], of[ROWS], count[2], work[SLOTS + 2];
-    uint64_t masks[ROWS];
-    struct k_adapt_rows rows = {order, starts, segments, count, of, masks};
+    struct k_adapt_rows rows = {order, starts, segments, count, of};
     uint32_t meet[2] = {0, 0};
     struct k_adapting a;
     float *before = m->residual + (size_t)first * (size_t)m->n_out, *f;
 
     k_adapt_sort(&rows, slots + first, n, SLOTS, work);
-    a = (struct k_adapting){
-        .of = m->of,
-        .rows = {gpu_array(order, sizeof order), gpu_array(starts, sizeof starts),
-                 gpu_array(segments, sizeof segments), gpu_array(count, sizeof count),
-                 gpu_array(of, sizeof of), gpu_array(masks, sizeof masks)},
-        .p = {.kind = c->kind,
-              .x = gpu_bf16(m->x + (size_t)first * n_in, n_x),
-              .w = &m->dev_w,
-              .bias = m->dev_bias,
-              .sums_in = (float *)m->dev_sums + (size_t)first * (n_in / 16),
-              .n_sums = c->n_in / 16,
-              .eps = 1e-5f,
-              .norm = m->dev_norm,
-              .y = gpu_array(NULL, used * (is_float ? 4 : 2)),
-              .normed = gpu_array(NULL, used * 2),
-              .sums_out = gpu_array(NULL, used / 16 * 4)},
-        .t = gpu_array(NULL, t_len * 4),
-        .meet = gpu_array(meet, sizeof meet),
-        .n = n,
-        .n_in = c->n_in,
-        .n_out = m->n_out,
-        .rank_max = c->rank_max,
-        .n_sms = SMS};
+    a = (struct k_adapting){.of = m->of,
+                            .rows = {gpu_array(order, sizeof order),
+                                     gpu_array(starts, sizeof starts),
+                                     gpu_array(segments, sizeof segments),
+                                     gpu_array(count, sizeof count), gpu_array(of, sizeof of)},
+                            .p = {.kind = c->kind,
+                                  .x = gpu_bf16(m->x + (size_t)first * n_in, n_x),
+                                  .w = &m->dev_w,
+                                  .bias = m->dev_bias,
+                                  .sums_in = (float *)m->dev_sums + (size_t)first * (n_in / 16),
+                                  .n_sums = c->n_in / 16,
+                                  .eps = 1e-5f,
+                                  .norm = m->dev_norm,
+                                  .y = gpu_array(NULL, used * (is_float ? 4 : 2)),
+                                  .normed = gpu_array(NULL, used * 2),
+                                  .sums_out = gpu_array(NULL, used / 16 * 4)},
+                            .t = gpu_array(NULL, t_len * 4),
+                            .meet = gpu_array(meet, sizeof meet),
+                            .n = n,
+                            .n_in = c->n_in,
+                            .n_out = m->n_out,
+                            .rank_max = c->rank_max,
+                            .n_sms = SMS};
     if (!k_adapt_joins(&a))
         return false;
     for (int i = 0; i < turns; i++) {

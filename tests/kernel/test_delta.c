@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The gated delta rule against its reference: sizes of heads, taps, states across pages, chunks and
- * decodes, padding sequences; and gates of attention. Results are rounded to bfloat16 once; states
- * are float32 or bfloat16. */
+ * The gated delta rule against its reference: factors of heads and of channels, sizes of heads,
+ * taps, states across pages, chunks and decodes, padding sequences; and gates of attention. Results
+ * are rounded to bfloat16 once; states are float32 or bfloat16. */
+#include "kernels/delta.h"
 #include "tests/kernel/gpu.h"
 
 #define SEQS    5
@@ -12,10 +13,12 @@
 static const struct {
     struct k_delta_shape shape;
     size_t page_elems, at;
-} shapes[] = {{{1, 1, 4, 4, 2}, 16, 0},       {{2, 4, 12, 20, 4}, 100, 24},
-              {{3, 3, 33, 70, 3}, 1001, 5},   {{2, 6, 128, 128, 4}, 16384, 0},
-              {{1, 2, 128, 128, 4}, 4100, 8}, {{2, 2, 64, 128, 4}, 8192, 4},
-              {{1, 4, 128, 96, 4}, 8192, 40}};
+} shapes[] = {{{1, 1, 4, 4, 2, false}, 16, 0},       {{2, 4, 12, 20, 4, false}, 100, 24},
+              {{3, 3, 33, 70, 3, false}, 1001, 5},   {{2, 6, 128, 128, 4, false}, 16384, 0},
+              {{1, 2, 128, 128, 4, false}, 4100, 8}, {{2, 2, 64, 128, 4, false}, 8192, 4},
+              {{1, 4, 128, 96, 4, false}, 8192, 40}, {{2, 4, 12, 20, 4, true}, 100, 24},
+              {{3, 3, 33, 70, 3, true}, 1001, 5},    {{6, 6, 128, 128, 4, true}, 16384, 0},
+              {{2, 2, 128, 128, 4, true}, 4100, 8},  {{4, 4, 64, 128, 2, true}, 8192, 4}};
 
 /* A padding sequence, one that begins, decodes, chunks. */
 static const struct {
@@ -38,7 +41,7 @@ static float unwritten(bool is_half)
 struct delta_case {
     int n_tokens, row;
     size_t state_size;
-    float *in, *gates, *pages, *numbers, *want;
+    float *in, *gates, *a, *z, *pages, *numbers, *want;
     struct k_delta host, dev;
     struct k_state host_state, dev_state;
     struct k_tokens t, dt;
@@ -50,7 +53,8 @@ static void make_weights(struct delta_case *c, const struct k_delta_shape *s)
 {
     int keys = k_delta_keys(s) * s->n_taps, heads = s->n_v_heads;
     size_t n_taps = (size_t)(k_delta_channels(s) * s->n_taps);
-    size_t n = n_taps + (size_t)(2 * heads + s->v_dim);
+    size_t n_bias = (size_t)k_delta_forgets(s);
+    size_t n = n_taps + (size_t)(heads + s->v_dim) + n_bias;
     float *numbers = c->numbers = gpu_random(n, 1.0f), *at;
 
     at = gpu_array(numbers, n * sizeof *numbers);
@@ -60,7 +64,7 @@ static void make_weights(struct delta_case *c, const struct k_delta_shape *s)
                                .v_taps = numbers + 2 * keys,
                                .a_log = numbers + n_taps,
                                .dt_bias = numbers + n_taps + heads,
-                               .norm = numbers + n_taps + 2 * heads,
+                               .norm = numbers + n_taps + heads + n_bias,
                                .eps = 1e-6f};
     c->dev = c->host;
     c->dev.q_taps = at;
@@ -70,6 +74,21 @@ static void make_weights(struct delta_case *c, const struct k_delta_shape *s)
     c->dev.dt_bias = at + n_taps + heads;
     c->dev.norm = gpu_bf16(c->host.norm, (size_t)s->v_dim);
     c->dev.rows = gpu_array(NULL, (size_t)c->n_tokens * k_delta_work(s) * sizeof(float));
+}
+
+/* Inputs that are no part of rows, by channel. */
+static void make_apart(struct delta_case *c, const struct k_delta_shape *s)
+{
+    size_t n_a = (size_t)(c->n_tokens * k_delta_forgets(s));
+    size_t n_z = (size_t)(c->n_tokens * k_delta_values(s));
+
+    if (!s->by_channel)
+        return;
+    c->host.a = c->a = gpu_random(n_a, 2.0f);
+    c->z = gpu_random(n_z, 2.0f);
+    c->dev.a = gpu_array(c->a, n_a * sizeof *c->a);
+    c->dev.z = gpu_bf16(c->z, n_z);
+    c->host.z = c->z;
 }
 
 static void make_tokens(struct delta_case *c, int step)
@@ -110,12 +129,13 @@ static void check_delta(int i, int step, bool is_bf16)
     bool is_half = k_delta_values(s) % 16 == 0 && i % 2 == 1;
 
     c->n_tokens = steps[step].starts[SEQS];
-    c->row = k_delta_channels(s) + k_delta_values(s);
+    c->row = k_delta_row(s);
     n_out = (size_t)(c->n_tokens * k_delta_values(s));
-    n_gates = (size_t)(c->n_tokens * 2 * s->n_v_heads);
+    n_gates = (size_t)(c->n_tokens * k_delta_gates(s));
     c->state_size = (size_t)(SEQS * COLUMNS + 1) * shapes[i].page_elems;
     make_weights(c, s);
     make_tokens(c, step);
+    make_apart(c, s);
     c->in = gpu_random((size_t)(c->n_tokens * c->row), 2.0f);
     c->gates = gpu_random(n_gates, 2.0f);
     c->pages = gpu_random(c->state_size, 1.0f);
@@ -148,7 +168,8 @@ static void check_delta(int i, int step, bool is_bf16)
     else
         gpu_compare(after, c->pages, c->state_size, c->n_tokens == SEQS ? 1e-9 : 1e-6,
                     c->n_tokens == SEQS ? 1e-4 : 2e-3, "states");
-    free(c->in), free(c->gates), free(c->pages), free(c->numbers), free(c->want);
+    free(c->a), free(c->z), free(c->in), free(c->gates), free(c->pages), free(c->numbers),
+        free(c->want);
     free(after), free(got), free(c);
 }
 

@@ -327,6 +327,13 @@ static void check_routes(struct run *r, const struct k_tokens *t, const int32_t 
     free(want.weights);
 }
 
+/* Does the last expert become one of every token, that the router does not choose? */
+static void share_last(struct run *r, bool shares)
+{
+    r->router.n_shared = r->dev_router.n_shared = shares;
+    r->router.n_experts = r->dev_router.n_experts = r->s.n_experts - shares;
+}
+
 static void check_router(struct run *r)
 {
     static const int numbers[] = {1, 2, 7, 33, 64, 65, 300, 1100};
@@ -340,7 +347,9 @@ static void check_router(struct run *r)
                 {"sigmoid in groups", K_SCORE_SIGMOID, true, true, 4, 2, 2},
                 {"softmax in groups", K_SCORE_SOFTMAX, false, false, 4, 3, 1},
                 {"softmax of the chosen", K_SCORE_TOP, false, false, 1, 1, 1},
-                {"mixer", K_SCORE_MIXER, false, false, 1, 1, 1}};
+                {"mixer", K_SCORE_MIXER, false, false, 1, 1, 1},
+                {"sigmoid, and a shared one", K_SCORE_SIGMOID, true, true, 1, 1, 1},
+                {"softmax of the chosen, and a shared one", K_SCORE_TOP, false, false, 1, 1, 1}};
     float *bias = gpu_random((size_t)r->s.n_experts, 0.3f);
     float *dev_bias = gpu_array(bias, (size_t)r->s.n_experts * sizeof *bias);
 
@@ -363,10 +372,12 @@ static void check_router(struct run *r)
         r->dev_router.scales = ways[i].renorms ? dev_bias : NULL;
         r->router.logit_bias = ways[i].scoring == K_SCORE_TOP ? bias : NULL;
         r->dev_router.logit_bias = ways[i].scoring == K_SCORE_TOP ? dev_bias : NULL;
+        share_last(r, strstr(ways[i].name, "shared") != NULL);
         for (size_t k = 0; k < sizeof numbers / sizeof numbers[0]; k++) {
             if (numbers[k] <= r->n_max)
                 check_routes(r, NULL, NULL, numbers[k], ways[i].name);
         }
+        share_last(r, false);
     }
     r->router.logit_bias = r->dev_router.logit_bias = NULL;
     r->router.scales = r->dev_router.scales = NULL;
@@ -575,6 +586,9 @@ static void check_shape(struct shape s, struct k_format f, int n_max, const char
         check_residual(&r, 1, true, 3);
     }
     if (s.dim % 16 == 0 && s.n_own == s.n_experts) {
+        check_half_normed(&r, 1);
+        check_half_normed(&r, n_max < 64 ? n_max : 61);
+        share_last(&r, true);
         check_half_normed(&r, 1);
         check_half_normed(&r, n_max < 64 ? n_max : 61);
     }

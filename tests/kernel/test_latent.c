@@ -18,17 +18,19 @@
 static const struct {
     struct k_latent_shape shape; /* of a rank */
     bool interleaved;
-} shapes[] = {{{16, 0, 512, 128, 64, 128}, true},  {{128, 0, 512, 128, 64, 128}, true},
-              {{20, 0, 512, 192, 64, 256}, false}, {{32, 0, 256, 64, 64, 128}, true},
-              {{3, 0, 20, 9, 8, 5}, true},         {{5, 0, 26, 15, 6, 21}, false},
+} shapes[] = {{{16, 0, 512, 128, 64, 128}, true},    {{128, 1536, 512, 128, 64, 128}, true},
+              {{20, 768, 512, 192, 64, 256}, false}, {{32, 1024, 256, 64, 64, 128}, true},
+              {{3, 0, 20, 9, 8, 5}, true},           {{5, 7, 26, 15, 6, 21}, false},
               {{1, 0, 512, 512, 2, 512}, true}};
 
-/* A padding sequence, one that begins, decodes, chunks. */
+/* A padding sequence, one that begins, decodes, chunks; up to 16 tokens, up to 64, and more. */
 static const struct {
     int32_t starts[SEQS + 1], lens[SEQS];
 } steps[] = {{{0, 1, 8, 9, 10, 43}, {0, 7, 1, 90, 60}},
              {{0, 1, 2, 3, 4, 5}, {0, 1, 2, 33, 900}},
+             {{0, 1, 2, 3, 4, 4}, {0, 1, 33, 1100, 5}},
              {{0, 70, 72, 135, 148, 150}, {70, 3, 64, 1000, 2}}};
+#define STEPS (sizeof steps / sizeof steps[0])
 
 /* Host and device copies of one case. */
 struct latent_case {
@@ -52,8 +54,10 @@ static void make_weights(struct latent_case *c, int i)
 {
     const struct k_latent_shape *s = &shapes[i].shape;
     size_t n_up = (size_t)s->n_heads * (size_t)(s->nope_dim + s->v_dim) * (size_t)s->kv_rank;
-    size_t n_turns = 1024 * (size_t)s->rope_dim;
+    size_t n_turns = 1152 * (size_t)s->rope_dim;
+    size_t q_rank = s->q_rank > 0 ? (size_t)s->q_rank : 1;
     float *norm = gpu_random((size_t)s->kv_rank, 1.0f), *turns = malloc(n_turns * sizeof *turns);
+    float *q_norm = gpu_random(q_rank, 1.0f);
     float *up = gpu_random(n_up, 2.0f / sqrtf((float)s->kv_rank));
 
     for (size_t k = 0; k < n_turns; k += 2) {
@@ -64,12 +68,14 @@ static void make_weights(struct latent_case *c, int i)
         turns[k + 1] = sinf(angle);
     }
     c->host = (struct k_latent){.shape = *s,
+                                .q_norm = q_norm,
                                 .norm = norm,
                                 .up = up,
                                 .turns = turns,
                                 .interleaved = shapes[i].interleaved,
                                 .eps = 1e-6f};
     c->dev = c->host;
+    c->dev.q_norm = gpu_bf16(q_norm, q_rank);
     c->dev.norm = gpu_bf16(norm, (size_t)s->kv_rank);
     c->dev.up = gpu_bf16(up, n_up);
     c->dev.turns = gpu_array(turns, n_turns * sizeof *turns);
@@ -180,13 +186,33 @@ static void make_plan(struct latent_case *c)
     c->plan.work = gpu_array(NULL, k_attn_work_bytes(c->row, c->host.shape.n_heads, 1));
 }
 
+/* The normed latents of queries, of float16 where rows allow it. */
+static void compare_normed(const struct latent_case *c, const void *q, bool is_half,
+                           const float *want)
+{
+    size_t n = (size_t)c->n_tokens * (size_t)c->host.shape.q_rank;
+    float *got;
+
+    if (n == 0)
+        return;
+    got = is_half ? gpu_half_floats(q, n) : gpu_floats(q, n);
+    gpu_compare(got, want, n, 5e-6, 4.1e-3, "normed latents of queries");
+    free(got);
+}
+
 static void check_keys(struct latent_case *c)
 {
-    size_t n = (size_t)c->n_tokens * (size_t)c->row;
-    float *in = gpu_random(n, 2.0f), *got;
+    size_t n = (size_t)c->n_tokens * (size_t)k_latent_in(&c->host.shape);
+    size_t n_q = (size_t)c->n_tokens * (size_t)c->host.shape.q_rank + 1;
+    float *in = gpu_random(n, 2.0f), *want = malloc(n_q * sizeof *want), *got;
+    bool is_half = c->host.shape.q_rank % 16 == 0 && c->dkv.type == K_E4M3;
+    void *q = gpu_array(NULL, n_q * 2);
 
-    gpu_must(k_latent_keys(gpu_bf16(in, n), &c->dev, &c->dkv, &c->dt, device_cuda_stream(gpu)));
-    ref_latent_keys(in, &c->host, &c->kv, &c->t, 0, c->n_tokens);
+    gpu_must(k_latent_keys(q, is_half, gpu_bf16(in, n), &c->dev, &c->dkv, &c->dt,
+                           device_cuda_stream(gpu)));
+    ref_latent_keys(want, in, &c->host, &c->kv, &c->t, 0, c->n_tokens);
+    compare_normed(c, q, is_half, want);
+    free(want);
     got = pages_of(c);
     if (c->dkv.type == K_E4M3) /* few are rounded to a neighbour */
         free(round_to_bytes(c->pages, c->n_pages));
@@ -200,7 +226,7 @@ static void check_keys(struct latent_case *c)
 static k_bf16 *check_queries(struct latent_case *c, float **queries)
 {
     const struct k_latent_shape *s = &c->host.shape;
-    size_t n = (size_t)c->n_tokens * (size_t)(s->n_heads * k_latent_query(s));
+    size_t n = (size_t)c->n_tokens * (size_t)k_latent_stride(s);
     size_t n_out = (size_t)c->n_tokens * (size_t)(s->n_heads * c->row);
     float *in = gpu_random(n, 1.0f), *want = malloc(n_out * sizeof *want);
     k_bf16 *out = gpu_array(NULL, n_out * 2);
@@ -220,7 +246,7 @@ static void check_attention(struct latent_case *c, const k_bf16 *queries, const 
 {
     const struct k_latent_shape *s = &c->host.shape;
     size_t n = (size_t)c->n_tokens * (size_t)(s->n_heads * s->kv_rank);
-    float *want = malloc(n * sizeof *want), *got, scratch[1024];
+    float *want = malloc(n * sizeof *want), *got, scratch[1200];
     float scale = 1.0f / sqrtf((float)k_latent_query(s));
     k_bf16 *out = gpu_array(NULL, n * 2);
 
@@ -244,16 +270,183 @@ static void check_values(struct latent_case *c)
     size_t n = (size_t)c->n_tokens * (size_t)(s->n_heads * s->kv_rank);
     size_t n_out = (size_t)c->n_tokens * (size_t)(s->n_heads * s->v_dim);
     float *in = gpu_random(n, 1.0f), *want = malloc(n_out * sizeof *want), *got;
-    k_bf16 *out = gpu_array(NULL, n_out * 2);
+    bool is_half = s->v_dim % 16 == 0 && c->dkv.type == K_E4M3;
+    void *out = gpu_array(NULL, n_out * 2);
 
-    gpu_must(k_latent_values(out, gpu_bf16(in, n), &c->dev, &c->dt, device_cuda_stream(gpu)));
+    gpu_must(
+        k_latent_values(out, is_half, gpu_bf16(in, n), &c->dev, &c->dt, device_cuda_stream(gpu)));
     for (int token = 0; token < c->n_tokens; token++) {
         for (int head = 0; head < s->n_heads; head++)
             ref_latent_values(want, in, &c->host, token, head);
     }
-    got = gpu_floats(out, n_out);
+    got = is_half ? gpu_half_floats(out, n_out) : gpu_floats(out, n_out);
     gpu_compare(got, want, n_out, 5e-6, 4.1e-3, "values");
     free(in), free(want), free(got);
+}
+
+/* Attention of a step of few decodes, and the values of its results. */
+static void check_few(struct latent_case *c, const k_bf16 *queries, const float *host_queries)
+{
+    const struct k_latent_shape *s = &c->host.shape;
+    size_t n = (size_t)c->n_tokens * (size_t)s->n_heads;
+    size_t n_out = n * (size_t)s->v_dim;
+    float *sums = calloc(n * (size_t)s->kv_rank, sizeof *sums), scratch[1200], *got;
+    float *want = malloc(n_out * sizeof *want), scale = 1.0f / sqrtf((float)k_latent_query(s));
+    k_bf16 *out = gpu_array(NULL, n_out * 2);
+
+    gpu_must(k_latent_attend(queries, &c->dkv, &c->dt, &c->plan, s->n_heads, scale, false,
+                             device_cuda_stream(gpu)));
+    gpu_must(
+        k_latent_attended(out, false, &c->dev, &c->dt, &c->plan, scale, device_cuda_stream(gpu)));
+    for (int token = 0; token < c->n_tokens; token++) {
+        if (c->t.kv_len[c->seq[token]] > 0)
+            ref_attn(sums, host_queries, &c->kv, &c->t, s->n_heads, scale, token, 0, scratch);
+        for (int head = 0; head < s->n_heads; head++)
+            ref_latent_values(want, sums, &c->host, token, head);
+    }
+    got = gpu_floats(out, n_out);
+    gpu_compare(got, want, n_out, 3e-5, 1e-2, "values of few decodes");
+    free(sums), free(want), free(got);
+}
+
+/* Are the first n_bytes of two arrays of `bytes` on the device the same? */
+static bool are_same(const void *a, const void *b, size_t n_bytes, size_t bytes)
+{
+    char *x = malloc(bytes), *y = malloc(bytes);
+    bool same = gpu_get(x, a, bytes) && gpu_get(y, b, bytes) && memcmp(x, y, n_bytes) == 0;
+
+    free(x), free(y);
+    return same;
+}
+
+/* A token's absorbed queries and values are the same bits among few tokens and among many. */
+static void check_bits(int i)
+{
+    static const int counts[] = {1, 16, 17, 64, TOKENS};
+    struct latent_case *c = calloc(1, sizeof *c);
+    const struct k_latent_shape *s = &shapes[i].shape;
+    size_t n_in = TOKENS * (size_t)k_latent_stride(s),
+           n_sums = TOKENS * (size_t)(s->n_heads * s->kv_rank);
+    size_t row_bytes, v_bytes = (size_t)(s->n_heads * s->v_dim) * 2;
+    float *in = gpu_random(n_in, 1.0f), *sums = gpu_random(n_sums, 1.0f);
+    k_bf16 *dev_in, *dev_sums, *absorbed[2], *values[2];
+
+    make_weights(c, i);
+    make_tokens(c, STEPS - 1);
+    row_bytes = (size_t)(s->n_heads * c->row) * 2;
+    dev_in = gpu_bf16(in, n_in), dev_sums = gpu_bf16(sums, n_sums);
+    for (int k = 0; k < 2; k++) {
+        absorbed[k] = gpu_array(NULL, TOKENS * row_bytes);
+        values[k] = gpu_array(NULL, TOKENS * v_bytes);
+    }
+    for (size_t k = sizeof counts / sizeof counts[0]; k-- > 0;) {
+        size_t n = (size_t)counts[k];
+        int to = counts[k] < TOKENS;
+
+        c->dt.n_tokens = counts[k];
+        gpu_must(k_latent_queries(absorbed[to], dev_in, &c->dev, &c->dt, device_cuda_stream(gpu)));
+        gpu_must(
+            k_latent_values(values[to], false, dev_sums, &c->dev, &c->dt, device_cuda_stream(gpu)));
+        if (to == 1)
+            ok(are_same(absorbed[0], absorbed[1], n * row_bytes, TOKENS * row_bytes) &&
+                   are_same(values[0], values[1], n * v_bytes, TOKENS * v_bytes),
+               "%d heads: %d tokens have the bits of %d", s->n_heads, counts[k], TOKENS);
+    }
+    free(in), free(sums), free(c);
+}
+
+/* q_b in a format: numbers that it has exactly, on both sides. */
+static struct k_matrix make_q_b(const struct k_latent_shape *s, struct k_format f, float **host)
+{
+    int rows = s->n_heads * k_latent_query(s), cols = s->q_rank;
+    size_t n = (size_t)rows * (size_t)cols;
+    int high = f.group_rows > 0 ? f.group_rows : 1, wide = f.group_cols > 0 ? f.group_cols : cols;
+    int across = k_format_scale_cols(&f, cols);
+    size_t n_scales = k_format_n_scales(&f, rows, cols);
+    struct k_matrix m = {.format = f, .n_out = rows, .n_in = cols};
+    float *w = *host = gpu_random(n, 2.0f / sqrtf((float)cols)), *scales;
+    k_e4m3 *codes = malloc(n);
+
+    if (k_format_is_plain(&f)) {
+        m.data = gpu_bf16(w, n);
+        free(codes);
+        return m;
+    }
+    scales = gpu_random(n_scales, 0.01f);
+    for (size_t k = 0; k < n; k++) {
+        size_t at =
+            k / (size_t)cols / (size_t)high * (size_t)across + k % (size_t)cols / (size_t)wide;
+
+        codes[k] = k_e4m3_round(w[k] / 0.01f);
+        w[k] = k_e4m3_value(codes[k]) * scales[at];
+    }
+    m.data = gpu_array(codes, n);
+    m.scales = gpu_array(scales, n_scales * sizeof *scales);
+    free(codes), free(scales);
+    return m;
+}
+
+/* out [n][n_out] = w x of x, which becomes rounded to bfloat16; out is rounded likewise. */
+static void multiply_rounded(float *out, const float *w, float *x, int n, int n_out, int n_in)
+{
+    for (int i = 0; i < n * n_in; i++)
+        x[i] = gpu_widen(gpu_round(x[i]));
+    for (int i = 0; i < n * n_out; i++) {
+        const float *row = w + (size_t)(i % n_out) * (size_t)n_in;
+        double sum = 0.0;
+
+        for (int k = 0; k < n_in; k++)
+            sum += (double)row[k] * (double)x[i / n_out * n_in + k];
+        out[i] = gpu_widen(gpu_round((float)sum));
+    }
+}
+
+/* All between the first product and attention in one launch. */
+static void check_join(struct latent_case *c, struct k_format f, const char *name)
+{
+    const struct k_latent_shape *s = &c->host.shape;
+    size_t n = (size_t)c->n_tokens, n_in = n * (size_t)k_latent_in(s);
+    size_t n_out = n * (size_t)(s->n_heads * c->row);
+    float *in = gpu_random(n_in, 2.0f), *want = malloc(n_out * sizeof *want), *w, *got;
+    float *x = malloc(n * (size_t)s->q_rank * sizeof *x),
+          *q = malloc(n * (size_t)k_latent_stride(s) * sizeof *q);
+    k_bf16 *out = gpu_array(NULL, n_out * 2);
+    struct k_matrix m = make_q_b(s, f, &w);
+
+    gpu_must(k_latent_join(out, gpu_bf16(in, n_in), &c->dev, &m, &c->dkv, &c->dt,
+                           device_cuda_stream(gpu)));
+    ref_latent_keys(x, in, &c->host, &c->kv, &c->t, 0, c->n_tokens);
+    multiply_rounded(q, w, x, c->n_tokens, m.n_out, m.n_in);
+    for (int token = 0; token < c->n_tokens; token++) {
+        for (int head = 0; head < s->n_heads; head++)
+            ref_latent_queries(want, q, &c->host, &c->t, token, head);
+    }
+    got = gpu_floats(out, n_out);
+    gpu_compare(got, want, n_out, 2e-5, 1e-2, name);
+    free(got);
+    got = pages_of(c);
+    if (c->dkv.type == K_E4M3)
+        free(round_to_bytes(c->pages, c->n_pages));
+    gpu_compare(got, c->pages, c->n_pages, 5e-6, c->dkv.type == K_BF16 ? 4.1e-3 : 0.13,
+                "rows in the pages");
+    free(in), free(want), free(w), free(got), free(x), free(q);
+}
+
+static void check_joins(struct latent_case *c)
+{
+    static const char *const names[] = {"joined, bf16", "joined, e4m3 by row",
+                                        "joined, e4m3 in blocks"};
+    const struct k_format formats[] = {
+        {.elem = K_BF16}, k_format_by_row(K_E4M3), k_format_in_groups(K_E4M3, 128, 128)};
+
+    for (int i = 0; i < 3; i++) {
+        const struct k_matrix m = {.format = formats[i],
+                                   .n_out = c->host.shape.n_heads * k_latent_query(&c->host.shape),
+                                   .n_in = c->host.shape.q_rank};
+
+        if (k_latent_joins(&c->host.shape, &m, c->n_tokens))
+            check_join(c, formats[i], names[i]);
+    }
 }
 
 static void check(int i, int step, enum k_type type)
@@ -274,13 +467,20 @@ static void check(int i, int step, enum k_type type)
     if (c->row <= K_HEAD_DIM_PORTABLE || !k_is_portable())
         check_attention(c, queries, host_queries);
     check_values(c);
+    if (k_latent_is_few(&c->plan, &c->dkv, &c->host.shape, c->n_tokens))
+        check_few(c, queries, host_queries);
+    check_joins(c);
     free(c->pages), free(host_queries), free(c);
 }
 
 int main(void)
 {
     gpu_open();
-    for (size_t step = 0; step < sizeof steps / sizeof steps[0]; step++) {
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+        if (gpu_has_turn())
+            check_bits((int)i);
+    }
+    for (size_t step = 0; step < STEPS; step++) {
         for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
             if (gpu_has_turn())
                 check((int)i, (int)step, K_BF16);

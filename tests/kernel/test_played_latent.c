@@ -24,11 +24,9 @@
 static const struct {
     struct k_latent_shape shape;
     bool interleaved;
-} shapes[] = {{{16, 0, 512, 32, 64, 24}, true},
-              {{20, 0, 512, 24, 64, 40}, false},
-              {{8, 0, 256, 16, 64, 16}, true},
-              {{3, 0, 20, 9, 8, 5}, true},
-              {{128, 0, 24, 6, 8, 4}, false}};
+} shapes[] = {{{16, 0, 512, 32, 64, 24}, true}, {{20, 0, 512, 24, 64, 40}, false},
+              {{8, 12, 256, 16, 64, 16}, true}, {{3, 20, 128, 32, 16, 64}, true},
+              {{3, 0, 20, 9, 8, 5}, true},      {{128, 0, 24, 6, 8, 4}, false}};
 
 /* A padding sequence, a decode, chunks. */
 static const int32_t starts[N_SEQS + 1] = {0, 1, 2, 21, TOKENS}, lens[N_SEQS] = {0, 70, 85, 3};
@@ -150,7 +148,7 @@ static void compare_rounded(const struct k_kv *kv, const float *want, size_t n)
 
 /* The steps' results, one after another, each against the reference on the input that it had. */
 static void compare_all(const struct played_latent *p, struct k_latent l, float *pages,
-                        const float *rows, const float *queries)
+                        const float *rows, const float *queries, size_t q_rank)
 {
     const struct k_latent_shape *s = &l.shape;
     size_t n_pages = N_PAGES * p->kv.page_elems, heads = TOKENS * (size_t)s->n_heads;
@@ -159,9 +157,14 @@ static void compare_all(const struct played_latent *p, struct k_latent l, float 
     float *want = calloc(heads * (row + (size_t)s->v_dim), sizeof *want), scratch[LEN_MAX];
     size_t first = (size_t)s->n_heads; /* heads of the padding token */
     struct k_kv kv = p->kv;
+    float *normed;
 
     kv.pages = pages;
-    ref_latent_keys(rows, &l, &kv, &p->t, 0, TOKENS);
+    normed = calloc(TOKENS * q_rank + 1, sizeof *normed);
+    ref_latent_keys(normed, rows, &l, &kv, &p->t, 0, TOKENS);
+    if (q_rank > 0)
+        compare(p->normed, normed, 0, TOKENS * q_rank, "normed latents of queries");
+    free(normed);
     if (p->kv.type == K_BF16)
         compare(p->kv.pages, pages, 0, n_pages, "rows in the pages");
     else
@@ -195,18 +198,21 @@ static void check(const struct k_latent_shape *s, bool interleaved, enum k_type 
     size_t row = (size_t)k_latent_row(s), heads = TOKENS * (size_t)s->n_heads;
     size_t elems = BEFORE + PAGE * row, rank = (size_t)s->kv_rank;
     struct played_latent p = {.t = make_tokens(), .scale = 0.2f};
-    k_bf16 *norm, *up, *pages, *rows, *queries;
+    size_t q_rank = (size_t)s->q_rank;
+    k_bf16 *norm, *q_norm, *up, *pages, *rows, *queries;
     struct k_latent l = {.shape = *s, .interleaved = interleaved, .eps = 1e-6f};
-    float *host_pages, *host_rows, *host_queries, *host_norm, *host_up, *turns;
+    float *host_pages, *host_rows, *host_queries, *host_norm, *host_q_norm, *host_up, *turns;
 
     l.turns = turns = make_turns(s->rope_dim);
     l.norm = host_norm = draw(&norm, rank, 1.0f);
+    l.q_norm = host_q_norm = draw(&q_norm, q_rank, 1.0f);
     l.up = host_up = draw(&up, (size_t)(s->n_heads * (s->nope_dim + s->v_dim)) * rank, 0.1f);
     host_pages = draw(&pages, N_PAGES * elems, 1.0f);
-    host_rows = draw(&rows, TOKENS * row, 2.0f);
-    host_queries = draw(&queries, heads * (size_t)k_latent_query(s), 1.0f);
+    host_rows = draw(&rows, TOKENS * (size_t)k_latent_in(s), 2.0f);
+    host_queries = draw(&queries, TOKENS * (size_t)k_latent_stride(s), 1.0f);
     p.l = l;
     p.l.norm = norm;
+    p.l.q_norm = q_norm;
     p.l.up = up;
     p.kv = (struct k_kv){.pages = pages,
                          .page_elems = elems,
@@ -228,24 +234,83 @@ static void check(const struct k_latent_shape *s, bool interleaved, enum k_type 
     p.plan.n_decodes = 2;
     p.rows = rows;
     p.queries = queries;
+    p.normed = calloc(TOKENS * q_rank + 1, sizeof *p.normed);
     p.absorbed = calloc(heads * row, sizeof *p.absorbed);
     p.sums = calloc(heads * rank, sizeof *p.sums);
     p.out = calloc(heads * (size_t)s->v_dim, sizeof *p.out);
     printf("# %d heads of %d and %d, latents of %zu in %s\n", s->n_heads, s->nope_dim, s->v_dim,
            row, type == K_BF16 ? "bf16" : "e4m3");
     ok(played_latent(&p) == 0, "no lane waits in vain");
-    compare_all(&p, l, host_pages, host_rows, host_queries);
+    compare_all(&p, l, host_pages, host_rows, host_queries, q_rank);
+    free(host_q_norm), free(q_norm), free(p.normed);
     free(host_norm), free(host_up), free(turns), free(norm), free(up);
     free(pages), free(rows), free(queries), free(host_pages), free(host_rows), free(host_queries);
     free(p.absorbed), free(p.sums), free(p.out);
 }
 
+/* Decodes alone, one of them of a padding sequence, by the kernels for few: against attention of
+ * the reference, and values of it. */
+static void check_few(const struct k_latent_shape *s, bool is_fresh)
+{
+    static const int32_t few_starts[] = {0, 1, 2, 3, 4}, few_lens[] = {0, 70, 1, 85};
+    size_t row = (size_t)k_latent_row(s), heads = N_SEQS * (size_t)s->n_heads;
+    size_t elems = BEFORE + PAGE * row, rank = (size_t)s->kv_rank;
+    struct played_latent p = {.t = make_tokens(), .scale = 0.05f};
+    float *host_up, *host_pages, *host_absorbed, *want, *sums, scratch[LEN_MAX];
+    k_bf16 *up, *pages, *absorbed;
+    struct k_latent l = {.shape = *s};
+    struct k_kv kv;
+
+    for (int i = 0; i < N_SEQS; i++)
+        seqs[i] = i, positions[i] = few_lens[i] > 0 ? few_lens[i] - 1 : 0;
+    p.t.seq_start = few_starts;
+    p.t.kv_len = few_lens;
+    p.t.n_tokens = N_SEQS;
+    l.up = host_up = draw(&up, (size_t)(s->n_heads * (s->nope_dim + s->v_dim)) * rank, 0.1f);
+    host_pages = draw(&pages, N_PAGES * elems, 1.0f);
+    host_absorbed = draw(&absorbed, heads * row, 1.0f);
+    p.l = l;
+    p.l.up = up;
+    kv = (struct k_kv){.pages = pages,
+                       .page_elems = elems,
+                       .layer_elems = BEFORE,
+                       .n_kv_heads = 1,
+                       .head_dim = (int)row,
+                       .value_dim = s->kv_rank,
+                       .page_tokens = PAGE,
+                       .type = K_BF16,
+                       .is_shared = true};
+    p.kv = kv;
+    p.plan.n_decodes = N_SEQS;
+    p.plan.overlap = is_fresh;
+    p.is_fresh = is_fresh;
+    p.plan.work = aligned_alloc(256, k_attn_work_bytes((int)row, s->n_heads, 1));
+    p.absorbed = absorbed;
+    p.out = calloc(heads * (size_t)s->v_dim, sizeof *p.out);
+    sums = calloc(heads * rank, sizeof *sums);
+    want = calloc(heads * (size_t)s->v_dim, sizeof *want);
+    printf("# few decodes of %d heads, values of %d\n", s->n_heads, s->v_dim);
+    ok(played_latent_few(&p) == 0, "no lane waits in vain");
+    kv.pages = host_pages;
+    for (int i = 1; i < N_SEQS; i++)
+        ref_attn(sums, host_absorbed, &kv, &p.t, s->n_heads, p.scale, i, 0, scratch);
+    for (int i = 0; i < (int)heads; i++)
+        ref_latent_values(want, sums, &l, i / s->n_heads, i % s->n_heads);
+    compare(p.out, want, 0, heads * (size_t)s->v_dim, "values of few decodes");
+    free(host_up), free(host_pages), free(host_absorbed), free(want), free(sums);
+    free(up), free(pages), free(absorbed), free(p.plan.work), free(p.out);
+}
+
 int main(void)
 {
+    static const struct k_latent_shape few[] = {{3, 0, 512, 16, 64, 64}, {35, 0, 512, 16, 64, 64}};
+
     seed = tap_seed(1);
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
         check(&shapes[i].shape, shapes[i].interleaved, K_BF16);
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i += 3) /* whole rows, and odd ones */
         check(&shapes[i].shape, shapes[i].interleaved, K_E4M3);
+    for (size_t i = 0; i < sizeof few / sizeof few[0]; i++)
+        check_few(&few[i], i % 2 == 1);
     return tap_done();
 }

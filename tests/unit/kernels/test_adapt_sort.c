@@ -2,7 +2,7 @@
  *
  * Goal: k_adapt_sort() makes segments that kernels can rely on. Method: random slots for 1 to 100
  * rows; each must be in one segment of its slot, in order, at most K_ADAPT_ROWS a segment, those
- * without adapter first; the masks must have the segments' rows below 64. */
+ * without adapter first. */
 #include <stdlib.h>
 
 #include "kernels/adapter.h"
@@ -13,24 +13,20 @@
 
 struct sorted {
     int32_t order[ROWS_MAX], starts[ROWS_MAX + 1], slots[ROWS_MAX], count[2], of[ROWS_MAX];
-    uint64_t masks[ROWS_MAX];
 };
 
-/* The mask that segment i should have; 0 if one of its rows is wrong. */
-static uint64_t mask_of(const struct sorted *s, int i, const int32_t *slots, int *n_seen)
+/* Are the rows of segment i right? */
+static bool rows_are_right(const struct sorted *s, int i, const int32_t *slots, int *n_seen)
 {
-    uint64_t mask = 0;
-
     for (int at = s->starts[i]; at < s->starts[i + 1]; at++) {
         int row = s->order[at];
 
         if (slots[row] != s->slots[i] || s->of[row] != s->slots[i] ||
             (at > s->starts[i] && row <= s->order[at - 1]))
-            return 0;
+            return false;
         n_seen[row]++;
-        mask |= row < 64 ? (uint64_t)1 << row : 0;
     }
-    return mask;
+    return true;
 }
 
 static bool is_right(const struct sorted *s, const int32_t *slots, int n)
@@ -40,11 +36,9 @@ static bool is_right(const struct sorted *s, const int32_t *slots, int n)
 
     for (int i = 0; i < s->count[0] && right; i++) {
         int rows = s->starts[i + 1] - s->starts[i];
-        uint64_t mask = mask_of(s, i, slots, n_seen);
 
         n_none += s->slots[i] < 0;
-        right = rows >= 1 && rows <= K_ADAPT_ROWS && mask == s->masks[i] &&
-                (mask != 0 || s->order[s->starts[i]] >= 64) &&
+        right = rows >= 1 && rows <= K_ADAPT_ROWS && rows_are_right(s, i, slots, n_seen) &&
                 (i == 0 || s->slots[i] >= s->slots[i - 1]);
     }
     for (int row = 0; row < n; row++)
@@ -61,7 +55,7 @@ int main(void)
         int n = 1 + turn % ROWS_MAX, n_slots = 1 + turn / 7 % SLOTS_MAX;
         int32_t slots[ROWS_MAX], work[SLOTS_MAX + 2];
         struct sorted s;
-        struct k_adapt_rows to = {s.order, s.starts, s.slots, s.count, s.of, s.masks};
+        struct k_adapt_rows to = {s.order, s.starts, s.slots, s.count, s.of};
 
         for (int i = 0; i < n; i++) {
             seed = seed * 1664525U + 1013904223U;

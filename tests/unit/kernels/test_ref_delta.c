@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The gated delta rule's reference against the formula of kernels.h in float64, over states that
- * lie across pages, in chunks and as a whole. */
+ * The gated delta rule's reference against the formula of delta.h in float64, with a factor for a
+ * head or for each of its channels, over states that lie across pages, in chunks and as a whole. */
 #include <math.h>
 
-#include "kernels/kernels.h"
+#include "kernels/delta.h"
 #include "tests/tap.h"
 
 #define K_HEADS    2
@@ -22,11 +22,13 @@
 #define N_PAGES    (2 * PAGES)
 #define BEFORE     20
 
-static const struct k_delta_shape shape = {K_HEADS, V_HEADS, K_DIM, V_DIM, TAPS};
+static struct k_delta_shape shape = {K_HEADS, V_HEADS, K_DIM, V_DIM, TAPS, false};
 
+/* By channel rows are CHANNELS long and gates V_HEADS. */
 static float in[TOKENS * ROW], gates[TOKENS * 2 * V_HEADS];
+static float a_in[TOKENS * V_HEADS * K_DIM], z_in[TOKENS * VALUES];
 static float out[TOKENS * VALUES], whole[TOKENS * VALUES];
-static float taps[CHANNELS * TAPS], a_log[V_HEADS], dt_bias[V_HEADS], norm[V_DIM];
+static float taps[CHANNELS * TAPS], a_log[V_HEADS], dt_bias[V_HEADS * K_DIM], norm[V_DIM];
 static float pages[N_PAGES * PAGE_ELEMS];
 static int32_t table[2][PAGES];
 
@@ -53,6 +55,8 @@ static void run(int done, int n)
                               .a_log = a_log,
                               .dt_bias = dt_bias,
                               .norm = norm,
+                              .a = a_in + done * V_HEADS * K_DIM,
+                              .z = z_in + done * VALUES,
                               .eps = 1e-6f};
     const struct k_tokens t = {.seq_start = start,
                                .kv_len = len,
@@ -63,8 +67,8 @@ static void run(int done, int n)
 
     for (int head = K_HEADS - 1; head >= 0; head--) {
         for (int s = 0; s < 2; s++)
-            ref_delta_rule(out + done * VALUES, in + done * ROW, gates + done * 2 * V_HEADS, &d,
-                           &state, &t, s, head);
+            ref_delta_rule(out + done * VALUES, in + done * k_delta_row(&shape),
+                           gates + done * k_delta_gates(&shape), &d, &state, &t, s, head);
     }
 }
 
@@ -79,7 +83,7 @@ static double convolved(int token, int channel)
     double sum = 0.0;
 
     for (int back = 0; back < TAPS && back <= token; back++)
-        sum += (double)in[(token - back) * ROW + channel] *
+        sum += (double)in[(token - back) * k_delta_row(&shape) + channel] *
                (double)taps[channel * TAPS + TAPS - 1 - back];
     return sum * sigmoid(sum);
 }
@@ -97,13 +101,31 @@ static void unit(double *x, int token, int channel)
         x[i] /= sqrt(sum + 1e-6);
 }
 
+/* The factor of row i of a head's matrix before a token. */
+static double kept(int token, int head, int i)
+{
+    double a = (double)gates[token * 2 * V_HEADS + V_HEADS + head] + (double)dt_bias[head];
+
+    if (shape.by_channel)
+        a = (double)a_in[(token * V_HEADS + head) * K_DIM + i] + (double)dt_bias[head * K_DIM + i];
+    return exp(-exp((double)a_log[head]) * log1p(exp(a)));
+}
+
+/* What multiplies a result. */
+static double opened(int token, int head, int j)
+{
+    double z = (double)in[token * ROW + CHANNELS + head * V_DIM + j];
+
+    if (shape.by_channel)
+        return sigmoid((double)z_in[token * VALUES + head * V_DIM + j]);
+    return z * sigmoid(z);
+}
+
 /* The largest difference of one token of a value head; s is its matrix. */
 static double difference_at(int token, int head, double s[K_DIM][V_DIM])
 {
     int k_head = head / (V_HEADS / K_HEADS);
-    double a = (double)gates[token * 2 * V_HEADS + V_HEADS + head] + (double)dt_bias[head];
-    double keep = exp(-exp((double)a_log[head]) * log1p(exp(a)));
-    double beta = sigmoid((double)gates[token * 2 * V_HEADS + head]);
+    double beta = sigmoid((double)gates[token * k_delta_gates(&shape) + head]);
     double q[K_DIM], k[K_DIM], o[V_DIM], sum = 0.0, worst = 0.0;
 
     unit(q, token, k_head * K_DIM);
@@ -112,17 +134,16 @@ static double difference_at(int token, int head, double s[K_DIM][V_DIM])
         double u = convolved(token, 2 * KEYS + head * V_DIM + j);
 
         for (int i = 0; i < K_DIM; i++)
-            u -= keep * s[i][j] * k[i];
+            u -= kept(token, head, i) * s[i][j] * k[i];
         o[j] = 0.0;
         for (int i = 0; i < K_DIM; i++) {
-            s[i][j] = keep * s[i][j] + beta * u * k[i];
+            s[i][j] = kept(token, head, i) * s[i][j] + beta * u * k[i];
             o[j] += s[i][j] * q[i] / sqrt(K_DIM);
         }
         sum += o[j] * o[j];
     }
     for (int j = 0; j < V_DIM; j++) {
-        double z = (double)in[token * ROW + CHANNELS + head * V_DIM + j];
-        double want = o[j] / sqrt(sum / V_DIM + 1e-6) * (double)norm[j] * z * sigmoid(z);
+        double want = o[j] / sqrt(sum / V_DIM + 1e-6) * (double)norm[j] * opened(token, head, j);
 
         worst = fmax(worst, fabs(want - (double)out[token * VALUES + head * V_DIM + j]));
     }
@@ -194,10 +215,14 @@ int main(void)
     fill(gates, sizeof gates / sizeof gates[0]);
     fill(taps, sizeof taps / sizeof taps[0]);
     fill(a_log, V_HEADS);
-    fill(dt_bias, V_HEADS);
+    fill(dt_bias, sizeof dt_bias / sizeof dt_bias[0]);
+    fill(a_in, sizeof a_in / sizeof a_in[0]);
+    fill(z_in, sizeof z_in / sizeof z_in[0]);
     fill(norm, V_DIM);
     for (int i = 0; i < N_PAGES; i++)
         table[i % 2][i / 2] = i * 7 % N_PAGES;
+    check_delta();
+    shape.by_channel = true;
     check_delta();
     check_shut();
     return tap_done();

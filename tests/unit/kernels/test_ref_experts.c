@@ -56,6 +56,21 @@ static void check_scores(void)
        "softmax of the chosen");
 }
 
+/* Expert E follows the others, and takes part in no sum of weights. */
+static void check_shared(void)
+{
+    const float x[E] = {0.0f, 0.6931472f, 1.3862944f, 2.0794415f, 2.7725887f, 0.0f};
+    struct k_router r = router(K_SCORE_SOFTMAX, 3);
+
+    r.n_shared = 1;
+    r.renorms = true;
+    r.scale = 3.0f;
+    ref_choose(&routes, x, &r, 1);
+    ok(ids[0] == 4 && ids[1] == 3 && near(weights[0], 2.0) && near(weights[1], 1.0) &&
+           ids[2] == E && near(weights[2], 1.0),
+       "a shared expert has the last slot, and weight 1");
+}
+
 static void check_mixer(void)
 {
     /* The second is within 2 * 0.1 * 10 of the first, the third is not. */
@@ -200,6 +215,7 @@ int main(void)
 {
     check_scores();
     check_scales();
+    check_shared();
     check_mixer();
     check_order_of_choices();
     check_routes();

@@ -22,7 +22,12 @@
 #define BEFORE  3 /* elements before the layer's in a page */
 #define ELEMS   (BEFORE + PAGE * ROW)
 
-static float in[TOKENS * ROW], queries[TOKENS * HEADS * QUERY], absorbed[TOKENS * HEADS * ROW];
+#define Q_RANK  4
+#define IN      (Q_RANK + ROW)
+
+/* Rows of latents: of queries, then of keys and values. The queries do not come from the former. */
+static float in[TOKENS * IN], queries[TOKENS * HEADS * QUERY], absorbed[TOKENS * HEADS * ROW];
+static float q_norm[Q_RANK], normed[TOKENS * Q_RANK];
 static float sums[TOKENS * HEADS * RANK], out[TOKENS * HEADS * VALUE];
 static float norm[RANK], up[HEADS * (NOPE + VALUE) * RANK], turns[TOKENS * ROPE];
 static float pages[N_PAGES * ELEMS];
@@ -48,6 +53,7 @@ static void prepare(void)
     fill(in, sizeof in / sizeof *in);
     fill(queries, sizeof queries / sizeof *queries);
     fill(norm, RANK);
+    fill(q_norm, Q_RANK);
     fill(up, sizeof up / sizeof *up);
     fill(pages, sizeof pages / sizeof *pages);
     for (int p = 0; p < TOKENS; p++) {
@@ -78,7 +84,7 @@ static void run(const struct k_latent *l, int done, int n)
         seqs[i] = 1;
         positions[i] = done + i;
     }
-    ref_latent_keys(in + done * ROW, l, &kv, &t, 0, n);
+    ref_latent_keys(normed + done * Q_RANK, in + done * IN, l, &kv, &t, 0, n);
     for (int i = 0; i < n; i++) {
         for (int head = 0; head < HEADS; head++)
             ref_latent_queries(absorbed + done * HEADS * ROW, queries + done * HEADS * QUERY, l, &t,
@@ -105,7 +111,7 @@ static void turn(double *to, const float *x, int pos, bool interleaved)
 /* A head's key and value of the token at pos. */
 static void expand(double key[QUERY], double value[VALUE], int pos, int head, bool interleaved)
 {
-    const float *row = in + pos * ROW;
+    const float *row = in + pos * IN + Q_RANK;
     double c[RANK], square = 0.0;
 
     for (int j = 0; j < RANK; j++)
@@ -149,15 +155,30 @@ static double error_of(int pos, int head, bool interleaved)
     return worst;
 }
 
+/* The largest difference of a token's normed latent of queries from the definition. */
+static double norm_error_of(int pos)
+{
+    const float *x = in + pos * IN, *got = normed + pos * Q_RANK;
+    double square = 0.0, worst = 0.0;
+
+    for (int i = 0; i < Q_RANK; i++)
+        square += (double)x[i] * (double)x[i];
+    for (int i = 0; i < Q_RANK; i++)
+        worst = fmax(worst, fabs((double)x[i] / sqrt(square / Q_RANK + 1e-6) * (double)q_norm[i] -
+                                 (double)got[i]));
+    return worst;
+}
+
 static void check(bool interleaved)
 {
-    const struct k_latent l = {.shape = {HEADS, 0, RANK, NOPE, ROPE, VALUE},
+    const struct k_latent l = {.shape = {HEADS, Q_RANK, RANK, NOPE, ROPE, VALUE},
+                               .q_norm = q_norm,
                                .norm = norm,
                                .up = up,
                                .turns = turns,
                                .interleaved = interleaved,
                                .eps = 1e-6f};
-    double worst = 0.0;
+    double worst = 0.0, norm_worst = 0.0;
 
     prepare();
     for (int done = 0, n; done < TOKENS; done += n) {
@@ -167,14 +188,17 @@ static void check(bool interleaved)
         run(&l, done, n);
     }
     for (int pos = 0; pos < TOKENS; pos++) {
+        norm_worst = fmax(norm_worst, norm_error_of(pos));
         for (int head = 0; head < HEADS; head++)
             worst = fmax(worst, error_of(pos, head, interleaved));
     }
     ok(worst < 3e-6, "pairs %s: within %.1e of keys and values of each head",
        interleaved ? "side by side" : "apart", worst);
+    ok(norm_worst < 1e-6, "latents of queries within %.1e of their norm", norm_worst);
 }
 
-/* Tokens of a padding sequence write nothing. */
+/* Tokens of a padding sequence write nothing to pages. Without latents of queries their rows begin
+ * with the queries themselves. */
 static void check_padding(void)
 {
     const struct k_latent l = {
@@ -183,8 +207,12 @@ static void check_padding(void)
     struct k_tokens t = {.seq = seqs, .pos = positions, .kv_len = len, .n_tokens = 1};
     static float before[N_PAGES * ELEMS];
 
+    ok(k_latent_in(&l.shape) == HEADS * QUERY + ROW &&
+           k_latent_stride(&l.shape) == k_latent_in(&l.shape),
+       "queries and latents share rows");
+
     memcpy(before, pages, sizeof pages);
-    ref_latent_keys(in, &l, &kv, &t, 0, 1);
+    ref_latent_keys(NULL, in, &l, &kv, &t, 0, 1);
     ok(memcmp(before, pages, sizeof pages) == 0, "a padding sequence writes nothing");
 }
 

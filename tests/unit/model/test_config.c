@@ -47,6 +47,24 @@ static int parse(const char *text, const char *generation)
 #define DEEPSEEK \
     "\"architectures\":[\"DeepseekV3ForCausalLM\"],\"n_group\":1,\"topk_group\":1," LATENT
 
+#define V32  "\"architectures\":[\"DeepseekV32ForCausalLM\"],\"n_group\":1,\"topk_group\":1," LATENT
+#define GLM5 "\"architectures\":[\"GlmMoeDsaForCausalLM\"]," LATENT
+
+/* The names of released files. */
+#define KIMI                                                                              \
+    "\"architectures\":[\"KimiLinearForCausalLM\"],\"head_dim\":72,\"hidden_size\":2304," \
+    "\"first_k_dense_replace\":1,\"intermediate_size\":9216,\"kv_lora_rank\":512,"        \
+    "\"model_max_length\":1048576,\"moe_intermediate_size\":1024,\"moe_layer_freq\":1,"   \
+    "\"moe_renormalize\":true,\"moe_router_activation_func\":\"sigmoid\","                \
+    "\"num_attention_heads\":32,\"num_expert_group\":1,\"num_experts\":256,"              \
+    "\"num_experts_per_token\":8,\"num_hidden_layers\":5,\"num_key_value_heads\":32,"     \
+    "\"num_shared_experts\":1,\"q_lora_rank\":null,\"qk_nope_head_dim\":128,"             \
+    "\"qk_rope_head_dim\":64,\"rms_norm_eps\":1e-05,\"routed_scaling_factor\":2.446,"     \
+    "\"topk_group\":1,\"v_head_dim\":128,\"vocab_size\":163840"
+#define KIMI_LAYERS(kda)                                                                      \
+    ",\"linear_attn_config\":{\"full_attn_layers\":[4],\"head_dim\":128,\"kda_layers\":[" kda \
+    "],\"num_heads\":32,\"short_conv_kernel_size\":4}"
+
 static const struct {
     const char *what, *text;
     int rc;
@@ -122,6 +140,17 @@ static const struct {
     {"value heads between key heads", "{" QWEN3_5 ",\"linear_num_key_heads\":3}", ERR_INVALID},
     {"wide key heads", "{" QWEN3_5 ",\"linear_key_head_dim\":256}", ERR_INVALID},
     {"long convolutions", "{" QWEN3_5 ",\"linear_conv_kernel_dim\":5}", ERR_INVALID},
+    {"Kimi-Linear: a layer of no kind", "{" KIMI KIMI_LAYERS("1,2,3") "}", ERR_INVALID},
+    {"a layer of two kinds", "{" KIMI KIMI_LAYERS("1,2,3,4") "}", ERR_INVALID},
+    {"a layer behind the last", "{" KIMI KIMI_LAYERS("1,2,3,6") "}", ERR_INVALID},
+    {"positions", "{" KIMI ",\"mla_use_nope\":false}", ERR_UNSUPPORTED},
+    {"DeepSeek V3.2: one product for queries", "{" V32 ",\"q_lora_rank\":null}", ERR_UNSUPPORTED},
+    {"index heads narrower than the rope", "{" V32 ",\"index_head_dim\":62}", ERR_INVALID},
+    {"odd ones", "{" V32 ",\"index_head_dim\":127}", ERR_INVALID},
+    {"no tokens to see", "{" V32 ",\"index_topk\":0}", ERR_INVALID},
+    {"GLM-5: a first layer that shares", "{" GLM5 ",\"index_topk_pattern\":\"SFF\"}", ERR_INVALID},
+    {"too few types of index", "{" GLM5 ",\"indexer_types\":[\"full\",\"full\"]}", ERR_INVALID},
+    {"an unknown type", "{" GLM5 ",\"indexer_types\":[\"full\",\"half\",\"full\"]}", ERR_INVALID},
     {"no gates", "{" QWEN3_5 ",\"attn_output_gate\":false}", ERR_UNSUPPORTED},
     {"biases beside gates", "{" QWEN3_5 ",\"attention_bias\":true}", ERR_UNSUPPORTED},
     {"Gemma 4: all layers share keys", "{" GEMMA4 ",\"num_kv_shared_layers\":2}", ERR_INVALID},
@@ -538,6 +567,43 @@ static void check_latent(void)
            ERR_INVALID, "an unknown type of layer");
 }
 
+static void check_kimi_linear(void)
+{
+    is_int(parse("{" KIMI KIMI_LAYERS("1,2,3,5") "}", NULL), ERR_OK, "a released Kimi-Linear");
+    ok(c.layer_kinds[2] == LAYER_DELTA && c.layer_kinds[3] == LAYER_FULL &&
+           c.layer_kinds[4] == LAYER_DELTA && c.delta.by_channel && c.delta.n_k_heads == 32 &&
+           c.delta.k_dim == 128 && c.delta.n_taps == 4,
+       "its layers");
+    ok(c.ropes[0].rotary_dim == 0 && c.ropes[0].head_dim == 64 && c.head_dim == 576 &&
+           fabs((double)c.attn_scale - 1.0 / sqrt(192.0)) < 1e-6 && c.latent.q_rank == 0,
+       "latents without positions");
+    ok(!c.layer_experts[0] && c.layer_experts[1] && c.experts.n == 256 && c.experts.n_used == 8 &&
+           c.experts.shared_dim == 1024 && c.experts.renorms && c.len_max == 1048576,
+       "its experts, behind one dense layer");
+    is_int(parse("{" KIMI "}", NULL), ERR_OK, "one without lists of layers");
+    ok(c.layer_kinds[0] == LAYER_DELTA && c.layer_kinds[3] == LAYER_DELTA &&
+           c.layer_kinds[4] == LAYER_FULL,
+       "has those of its class");
+}
+
+/* Indexes of their classes' sizes. */
+static void check_index(void)
+{
+    is_int(parse("{" V32 "}", NULL), ERR_OK, "a DeepSeek V3.2");
+    ok(c.index.shape.n_heads == 64 && c.index.shape.dim == 128 && c.index.shape.n_keys == 2048 &&
+           c.index.shape.rope_dim == 64 && !c.index.interleaved && !c.index.is_shared[1],
+       "its index");
+    is_int(parse("{" GLM5 ",\"index_topk_freq\":2,\"index_skip_topk_offset\":1}", NULL), ERR_OK,
+           "a GLM-5");
+    ok(c.index.shape.n_heads == 32 && c.index.interleaved && !c.index.is_shared[0] &&
+           c.index.is_shared[1] && !c.index.is_shared[2] && c.latent.q_rank == 2048 &&
+           c.latent.nope_dim == 192 && c.latent.v_dim == 256 && !c.layer_experts[2],
+       "its index, in every second layer");
+    is_int(parse("{" GLM5 ",\"index_topk_pattern\":[\"full\",\"full\",\"shared\"]}", NULL), ERR_OK,
+           "one with a list");
+    ok(!c.index.is_shared[1] && c.index.is_shared[2], "has what that says");
+}
+
 #define MISTRAL4                                                               \
     LATENT ",\"rope_parameters\":{\"type\":\"yarn\",\"factor\":128.0,"         \
            "\"original_max_position_embeddings\":8192,\"mscale_all_dim\":1.0," \
@@ -568,8 +634,8 @@ static void test_near(void)
     static const struct {
         const char *name, *sentence;
     } rows[] = {
-        {"DeepseekV32ForCausalLM", "the nearest that is served is DeepseekV3ForCausalLM; it "
-                                   "differs by attention of tokens by an index"},
+        {"DeepseekV4ForCausalLM", "the nearest that is served is DeepseekV3ForCausalLM; it "
+                                  "differs by compressed attention of tokens by an index"},
         {"LlamaForCausalLn", "the nearest name that is served is LlamaForCausalLM"},
         {"Qwen3MoeForCausaLM", "the nearest name that is served is Qwen3MoeForCausalLM"},
         {"", "the nearest name that is served is GlmForCausalLM"},
@@ -621,6 +687,10 @@ static void check_lines(void)
     is_int(lines_of("{" DEEPSEEK ",\"kv_lora_rank\":0}"), 1, "latents of 0 are one error");
     is_int(lines_of("{" DEEPSEEK ",\"qk_rope_head_dim\":-1}"), 1, "a rope of -1 too");
     is_int(lines_of("{" DEEPSEEK ",\"v_head_dim\":2000000000}"), 1, "huge values too");
+    is_int(lines_of("{" KIMI KIMI_LAYERS("1,2,3") "}"), 1, "a layer of no kind is one error");
+    is_int(lines_of("{" V32 ",\"index_head_dim\":62}"), 1, "narrow index heads too");
+    is_int(lines_of("{" V32 ",\"kv_lora_rank\":0}"), 1, "latents of 0 before an index");
+    is_int(lines_of("{" GLM5 ",\"index_topk_pattern\":\"SSS\"}"), 1, "a wrong pattern too");
     is_int(lines_of("{" GEMMA4 ",\"hidden_size_per_layer_input\":4,"
                     "\"vocab_size_per_layer_input\":\"x\"}"),
            1, "a number that is a text is one error");
@@ -646,6 +716,8 @@ int main(void)
     check_hybrids();
     check_latent();
     check_mistral4();
+    check_kimi_linear();
+    check_index();
     check_lines();
     return tap_done();
 }

@@ -1,0 +1,159 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Lays out the weights of the gated delta rule (kernels/delta.h). A rank has some of the key heads,
+ * and the value heads that read them. By channel, products of few rows are whole on each rank. */
+#include "model/weights_parts.h"
+
+/* A piece that has `chunk` rows of every `stride`, from row `from` on, of a tensor of which the
+ * pieces before it are parts too. */
+static void weights_stack_turns(struct slice_shape *s, int rows, int own_rows, int chunk,
+                                int stride)
+{
+    int from = 0;
+
+    for (int i = 0; i < s->n_pieces; i++)
+        from += s->pieces[i].chunk;
+    slice_stack(s, rows, own_rows, NULL);
+    s->pieces[s->n_pieces - 1].from = from;
+    s->pieces[s->n_pieces - 1].chunk = chunk;
+    s->pieces[s->n_pieces - 1].stride = stride;
+}
+
+/* q, k, v and z: of each key head in turn, or one below the other in two tensors. By channel q, k
+ * and v in three. */
+static struct loader_tensors weights_delta_rows(const struct loading *in,
+                                                const struct k_delta_shape *whole,
+                                                const struct k_delta_shape *own)
+{
+    const int rows[] = {k_delta_keys(whole), k_delta_keys(whole), k_delta_values(whole),
+                        k_delta_values(whole)};
+    const int own_rows[] = {k_delta_keys(own), k_delta_keys(own), k_delta_values(own),
+                            k_delta_values(own)};
+    int stride = (k_delta_channels(whole) + k_delta_values(whole)) / whole->n_k_heads;
+    struct slice_shape shape = {.cols = in->dim, .own_cols = in->dim};
+    struct loader_tensors all;
+
+    if (whole->by_channel) {
+        all =
+            loader_tensor(in->names->delta_q, slice_whole(rows[0], own_rows[0], in->dim, in->dim));
+        loader_add(&all, in->names->delta_k, slice_whole(rows[1], own_rows[1], in->dim, in->dim));
+        loader_add(&all, in->names->delta_v, slice_whole(rows[2], own_rows[2], in->dim, in->dim));
+        return all;
+    }
+    if (in->names->delta_qkvz != NULL) {
+        for (int i = 0; i < 4; i++)
+            weights_stack_turns(&shape, rows[i], own_rows[i], rows[i] / whole->n_k_heads, stride);
+        return loader_tensor(in->names->delta_qkvz, shape);
+    }
+    for (int i = 0; i < 3; i++)
+        slice_stack(&shape, rows[i], own_rows[i], NULL);
+    all = loader_tensor(in->names->delta_qkv, shape);
+    loader_add(&all, in->names->delta_z, slice_whole(rows[3], own_rows[3], in->dim, in->dim));
+    return all;
+}
+
+/* b and a, likewise. */
+static struct loader_tensors weights_delta_gates(const struct loading *in,
+                                                 const struct k_delta_shape *whole,
+                                                 const struct k_delta_shape *own)
+{
+    const struct slice_shape one = slice_whole(whole->n_v_heads, own->n_v_heads, in->dim, in->dim);
+    struct slice_shape both = {.cols = in->dim, .own_cols = in->dim};
+    int turn = whole->n_v_heads / whole->n_k_heads;
+    struct loader_tensors all;
+
+    if (in->names->delta_ba != NULL) {
+        for (int i = 0; i < 2; i++)
+            weights_stack_turns(&both, whole->n_v_heads, own->n_v_heads, turn, 2 * turn);
+        return loader_tensor(in->names->delta_ba, both);
+    }
+    all = loader_tensor(in->names->delta_b, one);
+    if (!whole->by_channel)
+        loader_add(&all, in->names->delta_a, one);
+    return all;
+}
+
+/* The convolution: of q, k and v together, or of each. */
+static struct k_delta weights_load_taps(const struct loading *in, const struct k_delta_shape *whole,
+                                        const struct k_delta_shape *own)
+{
+    const struct arch_names *names = in->names;
+    int n_taps = whole->n_taps, key = whole->k_dim * n_taps, value = whole->v_dim * n_taps;
+    size_t keys = (size_t)k_delta_keys(whole) * (size_t)n_taps;
+    struct k_delta d = {.shape = *own};
+
+    if (names->q_conv == NULL) {
+        d.q_taps = loader_numbers(in->l, names->state_conv, k_delta_channels(whole), n_taps, 1.0f);
+        d.k_taps = weights_of_share(in, d.q_taps, keys, own->n_k_heads, key);
+        d.v_taps = weights_of_share(in, d.q_taps, 2 * keys, own->n_v_heads, value);
+        d.q_taps = weights_of_share(in, d.q_taps, 0, own->n_k_heads, key);
+        return d;
+    }
+    d.q_taps = loader_numbers(in->l, names->q_conv, k_delta_keys(whole), n_taps, 1.0f);
+    d.k_taps = loader_numbers(in->l, names->k_conv, k_delta_keys(whole), n_taps, 1.0f);
+    d.v_taps = loader_numbers(in->l, names->v_conv, k_delta_values(whole), n_taps, 1.0f);
+    d.q_taps = weights_of_share(in, d.q_taps, 0, own->n_k_heads, key);
+    d.k_taps = weights_of_share(in, d.k_taps, 0, own->n_k_heads, key);
+    d.v_taps = weights_of_share(in, d.v_taps, 0, own->n_v_heads, value);
+    return d;
+}
+
+/* Weights beside the matrices. */
+static struct k_delta weights_load_delta_numbers(const struct loading *in,
+                                                 const struct k_delta_shape *whole,
+                                                 const struct k_delta_shape *own)
+{
+    const struct arch_names *names = in->names;
+    const struct slice_shape norm = slice_whole(whole->v_dim, whole->v_dim, 1, 1);
+    int forgets = k_delta_forgets(whole);
+    struct k_delta delta = weights_load_taps(in, whole, own);
+    const float *a_log = loader_numbers(in->l, names->state_a_log, whole->n_v_heads, 1, 1.0f);
+    const float *bias = loader_numbers(in->l, names->state_dt_bias, forgets, 1, 1.0f);
+
+    delta.a_log = weights_of_share(in, a_log, 0, own->n_v_heads, 1);
+    delta.dt_bias = weights_of_share(in, bias, 0, own->n_v_heads, forgets / whole->n_v_heads);
+    delta.norm = loader_vector(in->l, names->state_norm, &norm, false);
+    delta.eps = in->l->whole->norm.eps;
+    return delta;
+}
+
+/* The two products of a or z: `low` rows, then `width` of each head. */
+static void weights_load_pair(const struct loading *in, const char *const *patterns, int low,
+                              const int *rows, struct k_matrix *first, struct k_matrix *second)
+{
+    const struct loader_tensors a =
+        loader_tensor(patterns[0], slice_whole(low, low, in->dim, in->dim));
+    const struct loader_tensors b =
+        loader_tensor(patterns[1], slice_whole(rows[0], rows[1], low, low));
+
+    *first = loader_matrix(in->l, &a, USE_ADDED);
+    *second = loader_matrix(in->l, &b, USE_ADDED);
+}
+
+/* Products of b and a are float32, so their matrix is plain. */
+void weights_load_delta(const struct loading *in, const struct layer_plan *whole,
+                        const struct layer_plan *part, struct layer_weights *w)
+{
+    const struct arch_names *names = in->names;
+    const char *const of_a[] = {names->delta_f_a, names->delta_f_b}, *const of_z[] = {
+                                                                         names->delta_g_a,
+                                                                         names->delta_g_b};
+    const int forgets[] = {k_delta_forgets(&whole->delta), k_delta_forgets(&part->delta)},
+              values[] = {k_delta_values(&whole->delta), k_delta_values(&part->delta)};
+    const struct loader_tensors rows = weights_delta_rows(in, &whole->delta, &part->delta);
+    const struct loader_tensors gates = weights_delta_gates(in, &whole->delta, &part->delta);
+    const struct loader_tensors out =
+        loader_tensor(names->state_out,
+                      slice_whole(in->dim, in->dim, plan_mixer_out(whole), plan_mixer_out(part)));
+
+    w->norm_mixer = weights_load_first_norm(in, names->norm_attn, whole->norms.before_mixer);
+    w->mixer_in = loader_matrix(in->l, &rows, USE_LAYER);
+    w->mixer_gate = loader_matrix(in->l, &gates, USE_ADDED);
+    if (whole->delta.by_channel) {
+        weights_load_pair(in, of_a, whole->delta.k_dim, forgets, &w->f_a, &w->f_b);
+        weights_load_pair(in, of_z, whole->delta.v_dim, values, &w->g_a, &w->g_b);
+    }
+    w->delta = weights_load_delta_numbers(in, &whole->delta, &part->delta);
+    w->mixer_out = loader_matrix(in->l, &out, USE_LAYER);
+    w->norm_mixer_after = weights_load_norm(in, names->norm_attn_after, whole->norms.after_mixer);
+}

@@ -1,0 +1,217 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Goal: the gated delta rule as the GPU does it, without one. Method: its kernels played on the
+ * host (play_portable.h) against the reference, results and states: heads of 128, which are fetched
+ * in groups of four, and odd ones; decodes of both forms, chunks of the form by channel, a sequence
+ * that begins, a padding one; states in float32, and in bfloat16. Results are rounded to bfloat16
+ * once. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/kernel/played.h"
+#include "tests/tap.h"
+
+#define N_SEQS    4
+#define TOKENS    60
+#define PAGES_MAX 40
+#define N_PAGES   (N_SEQS * PAGES_MAX)
+#define PAGE      2048 /* elements; of whole heads 4096 */
+
+static const struct k_delta_shape shapes[] = {{1, 2, 128, 128, 4, false},
+                                              {2, 4, 12, 20, 3, false},
+                                              {2, 2, 128, 128, 4, true},
+                                              {2, 4, 33, 21, 3, true},
+                                              {3, 3, 20, 20, 2, true}};
+
+/* A padding sequence, one that begins, one that goes on, a decode. */
+static const int32_t steps[][N_SEQS + 1] = {{0, 1, 2, 3, 4}, {0, 1, 38, 59, TOKENS}};
+static const int32_t lens[N_SEQS] = {0, 37, 90, 500};
+
+static unsigned seed;
+static int32_t table[N_SEQS * PAGES_MAX], seqs[TOKENS], positions[TOKENS];
+
+static float widen(k_bf16 x)
+{
+    uint32_t bits = (uint32_t)x << 16;
+    float f;
+
+    memcpy(&f, &bits, sizeof f);
+    return f;
+}
+
+static k_bf16 narrow(float x)
+{
+    uint32_t bits;
+
+    memcpy(&bits, &x, sizeof bits);
+    return (k_bf16)(bits >> 16);
+}
+
+/* Random numbers that bfloat16 has. */
+static float *draw(size_t n, float by)
+{
+    float *f = aligned_alloc(64, (n * sizeof *f + 63) / 64 * 64);
+
+    for (size_t i = 0; i < n; i++) {
+        seed = seed * 1664525U + 1013904223U;
+        f[i] = widen(narrow(((float)(seed >> 8) * 0x1p-23f - 1.0f) * by));
+    }
+    return f;
+}
+
+static k_bf16 *narrowed(const float *f, size_t n)
+{
+    k_bf16 *h = aligned_alloc(64, (n * sizeof *h + 63) / 64 * 64);
+
+    for (size_t i = 0; i < n; i++)
+        h[i] = narrow(f[i]);
+    return h;
+}
+
+/* Numbers of a case, as the reference and the kernels read them. */
+struct delta_case {
+    float *taps, *a_log, *bias, *norm, *in, *gates, *a, *z, *pages, *want;
+    k_bf16 *norm_low, *in_low, *z_low;
+    void *pages_played;
+    size_t n_out;
+};
+
+static struct k_tokens make_tokens(int step, int32_t *len)
+{
+    const int32_t *starts = steps[step];
+
+    for (int s = 0; s < N_SEQS; s++) {
+        len[s] = lens[s];
+        if (step == 0 && s == 1)
+            len[s] = 1; /* it begins */
+        for (int i = starts[s]; i < starts[s + 1]; i++) {
+            seqs[i] = s;
+            positions[i] = len[s] == 0 ? 0 : len[s] - starts[s + 1] + i;
+        }
+    }
+    for (int i = 0; i < N_PAGES; i++)
+        table[i] = i * 7 % N_PAGES;
+    return (struct k_tokens){.seq = seqs,
+                             .pos = positions,
+                             .seq_start = starts,
+                             .kv_len = len,
+                             .page_ids = table,
+                             .n_tokens = starts[N_SEQS],
+                             .n_seqs = N_SEQS,
+                             .pages_max = PAGES_MAX};
+}
+
+static struct k_delta make_case(struct delta_case *c, const struct k_delta_shape *s, int n_tokens,
+                                size_t n_pages)
+{
+    size_t n = (size_t)n_tokens, keys = (size_t)(k_delta_keys(s) * s->n_taps);
+    size_t values = n * (size_t)k_delta_values(s);
+
+    c->n_out = values;
+    c->taps = draw((size_t)(k_delta_channels(s) * s->n_taps), 1.0f);
+    c->a_log = draw((size_t)s->n_v_heads, 1.0f);
+    c->bias = draw((size_t)k_delta_forgets(s), 1.0f);
+    c->norm = draw((size_t)s->v_dim, 1.0f);
+    c->in = draw(n * (size_t)k_delta_row(s), 2.0f);
+    c->gates = draw(n * (size_t)k_delta_gates(s), 2.0f);
+    c->a = draw(n * (size_t)k_delta_forgets(s), 2.0f);
+    c->z = draw(values, 2.0f);
+    c->pages = draw(n_pages, 1.0f);
+    c->want = calloc(values, sizeof *c->want);
+    c->norm_low = narrowed(c->norm, (size_t)s->v_dim);
+    c->in_low = narrowed(c->in, n * (size_t)k_delta_row(s));
+    c->z_low = narrowed(c->z, values);
+    return (struct k_delta){.shape = *s,
+                            .q_taps = c->taps,
+                            .k_taps = c->taps + keys,
+                            .v_taps = c->taps + 2 * keys,
+                            .a_log = c->a_log,
+                            .dt_bias = c->bias,
+                            .norm = c->norm,
+                            .eps = 1e-6f,
+                            .a = c->a,
+                            .z = c->z};
+}
+
+/* Results of tokens that are no padding. */
+static void compare_results(const struct delta_case *c, const k_bf16 *got, size_t skip)
+{
+    double worst = 0.0;
+
+    for (size_t i = skip; i < c->n_out; i++) {
+        double off = fabs((double)widen(got[i]) - (double)c->want[i]);
+
+        worst = fmax(worst, off / (1e-3 + fabs((double)c->want[i])));
+    }
+    ok(worst < 6e-3, "results: within %.1e of a unit", worst);
+}
+
+/* States: those of bfloat16 may be rounded to neighbours. */
+static void compare_states(const struct delta_case *c, size_t n, bool is_bf16)
+{
+    double worst = 0.0;
+
+    for (size_t i = 0; i < n; i++) {
+        double got = is_bf16 ? (double)widen(((const k_bf16 *)c->pages_played)[i])
+                             : (double)((const float *)c->pages_played)[i];
+        double want = is_bf16 ? (double)widen(((const k_bf16 *)c->pages)[i]) : (double)c->pages[i];
+
+        worst = fmax(worst, fabs(got - want) / (0.01 + fabs(want)));
+    }
+    ok(worst < (is_bf16 ? 8.1e-3 : 1e-4), "states: within %.1e", worst);
+}
+
+static void check(const struct k_delta_shape *s, int step, bool is_bf16)
+{
+    size_t page = s->k_dim == 128 ? 2 * PAGE : PAGE, n_pages = N_PAGES * page;
+    struct delta_case c = {0};
+    struct k_state state = {.page_elems = page, .at = 8, .is_bf16 = is_bf16};
+    int32_t len[N_SEQS];
+    struct played_delta p = {.t = make_tokens(step, len)};
+    const struct k_delta d = make_case(&c, s, p.t.n_tokens, n_pages);
+
+    if (is_bf16) {
+        void *low = narrowed(c.pages, n_pages);
+
+        free(c.pages);
+        c.pages = low;
+    }
+    c.pages_played = aligned_alloc(64, n_pages * (is_bf16 ? 2 : 4));
+    memcpy(c.pages_played, c.pages, n_pages * (is_bf16 ? 2 : 4));
+    p.d = d;
+    p.d.norm = c.norm_low;
+    p.d.z = c.z_low;
+    p.d.rows = aligned_alloc(64, ((size_t)p.t.n_tokens * k_delta_work(s) * 4 + 63) / 64 * 64);
+    p.in = c.in_low;
+    p.gates = c.gates;
+    p.out = calloc(c.n_out, sizeof *p.out);
+    p.state = state;
+    p.state.pages = c.pages_played;
+    state.pages = c.pages;
+    for (int seq = 0; seq < N_SEQS; seq++) {
+        for (int head = 0; head < s->n_k_heads; head++)
+            ref_delta_rule(c.want, c.in, c.gates, &d, &state, &p.t, seq, head);
+    }
+    printf("# %d of %d heads of %d and %d, %s, %d tokens, states in %s\n", s->n_k_heads,
+           s->n_v_heads, s->k_dim, s->v_dim, s->by_channel ? "by channel" : "by head", p.t.n_tokens,
+           is_bf16 ? "bfloat16" : "float32");
+    ok(played_delta(&p) == 0, "no lane waits in vain");
+    compare_results(&c, p.out, (size_t)k_delta_values(s));
+    compare_states(&c, n_pages, is_bf16);
+    free(c.taps), free(c.a_log), free(c.bias), free(c.norm), free(c.in), free(c.gates), free(c.a);
+    free(c.z), free(c.pages), free(c.want), free(c.norm_low), free(c.in_low), free(c.z_low);
+    free(c.pages_played), free(p.d.rows), free(p.out);
+}
+
+int main(void)
+{
+    seed = tap_seed(1);
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+        for (int step = 0; step < (shapes[i].by_channel ? 2 : 1); step++) {
+            check(&shapes[i], step, false);
+            check(&shapes[i], step, true);
+        }
+    }
+    return tap_done();
+}
