@@ -13,10 +13,10 @@
  * number of runs depends on the decode's length and on the number of decodes. The kernel of values
  * merges the runs (latent_products.cu), so that no launch of its own does.
  *
- * Early: earlier steps' latents are there, and this step's, too, where another kernel is between the
- * one that wrote it and this one: kernels wait before they let the next one begin. So the first two
- * tiles are requested before the kernel in front has ended; the last key after that, if that kernel
- * writes it (sm90_latent_front.cu). A plan without `overlap` waits first.
+ * Early: earlier steps' latents are there, and this step's, too, where another kernel is between
+ * the one that wrote it and this one: kernels wait before they let the next one begin. So the first
+ * two tiles are requested before the kernel in front has ended; the last key after that, if that
+ * kernel writes it (sm90_latent_front.cu). A plan without `overlap` waits first.
  *
  * Bits: of a decode they depend on its keys and on the number of decodes. */
 #include "kernels/attn_chunk.cuh"

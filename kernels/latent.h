@@ -76,11 +76,11 @@ struct k_latent {
 void ref_latent_rotate(float *out, const float *x, const float *turns, int rope_dim,
                        bool interleaved);
 
-/* Write the rows of a step's tokens to their pages, from in [n_tokens][k_latent_in()]; with a q_rank
- * also q [n_tokens][q_rank] = rmsnorm(latent of queries), which is bfloat16 for the launcher, or
- * with q_is_half as K_HALF_AT. Tokens of sequences of kv_len 0 are not written to pages. The
- * reference does tokens first .. last - 1. The launcher takes pages of bf16, or of e4m3 with the
- * scale k_scale, which is v_scale too.
+/* Write the rows of a step's tokens to their pages, from in [n_tokens][k_latent_in()]; with a
+ * q_rank also q [n_tokens][q_rank] = rmsnorm(latent of queries), which is bfloat16 for the
+ * launcher, or with q_is_half as K_HALF_AT. Tokens of sequences of kv_len 0 are not written to
+ * pages. The reference does tokens first .. last - 1. The launcher takes pages of bf16, or of e4m3
+ * with the scale k_scale, which is v_scale too.
  *
  * The launchers of this file may begin before the previous kernel has ended; until then they read
  * nothing but weights. */
@@ -97,17 +97,17 @@ void ref_latent_queries(float *out, const float *in, const struct k_latent *l,
 int k_latent_queries(k_bf16 *out, const k_bf16 *in, const struct k_latent *l,
                      const struct k_tokens *t, k_stream stream);
 
-/* For few tokens, in one launch: rows to the pages as k_latent_keys(), and out as k_latent_queries()
- * of the product of q_b [n_heads * (nope_dim + rope_dim)][q_rank] with the normed latents, which are
- * rounded to bfloat16, and so is the product. in [n_tokens][k_latent_in()]. k_latent_joins(): does
- * it take these sizes and this q_b for n tokens? */
+/* For few tokens, in one launch: rows to the pages as k_latent_keys(), and out as
+ * k_latent_queries() of the product of q_b [n_heads * (nope_dim + rope_dim)][q_rank] with the
+ * normed latents, which are rounded to bfloat16, and so is the product. in
+ * [n_tokens][k_latent_in()]. k_latent_joins(): are these sizes and this q_b taken for n tokens? */
 int k_latent_joins(const struct k_latent_shape *s, const struct k_matrix *q_b, int n);
 int k_latent_join(k_bf16 *out, const k_bf16 *in, const struct k_latent *l,
                   const struct k_matrix *q_b, const struct k_kv *kv, const struct k_tokens *t,
                   k_stream stream);
 
-/* out [n_tokens][n_heads][v_dim] = values of in [n_tokens][n_heads][kv_rank], likewise. is_half: out
- * is as K_HALF_AT (v_dim is a multiple of 16), else bfloat16. */
+/* out [n_tokens][n_heads][v_dim] = values of in [n_tokens][n_heads][kv_rank], likewise. is_half:
+ * out is as K_HALF_AT (v_dim is a multiple of 16), else bfloat16. */
 void ref_latent_values(float *out, const float *in, const struct k_latent *l, int token, int head);
 int k_latent_values(void *out, bool is_half, const k_bf16 *in, const struct k_latent *l,
                     const struct k_tokens *t, k_stream stream);

@@ -8,8 +8,8 @@
  * with GLM-4.7-Flash 160 blocks of 24 or 32 KB, which is all of up at once. Its four warps share
  * the columns.
  *
- * Many tokens: a warp computes [MANY_ROWS * 16 tokens][MANY_COLS * 8 columns] of one head. Operands come from
- * memory straight into the fragments of mma, 16 or 8 bytes at a time.
+ * Many tokens: a warp computes [MANY_ROWS * 16 tokens][MANY_COLS * 8 columns] of one head. Operands
+ * come from memory straight into the fragments of mma, 16 or 8 bytes at a time.
  *
  * Sums do not depend on the order of their terms' numbers, so the term that a fragment calls k may
  * be another one, if both operands agree, and likewise a column. With lane = 4 g + c:

@@ -136,6 +136,7 @@ static int host_map(struct tier *t, const char *path)
     if (t->file->magic == HOST_MAGIC && t->file->version == HOST_VERSION && t->file->n_slots > 0 &&
         t->file->page_tokens <= HOST_TOKENS_MAX && t->file->page_bytes <= t->file->payload_bytes &&
         t->file->payloads_at >= sizeof *t->file + t->file->n_slots * sizeof *t->slots &&
+        t->file->payloads_at <= t->bytes &&
         t->file->payload_bytes <= (t->bytes - t->file->payloads_at) / t->file->n_slots)
         return 0;
     (void)fprintf(stderr, "lmdb-dump: %s: not a host tier's file of this version\n", path);

@@ -386,9 +386,9 @@ struct device_ops {
     /* Latent attention of all tokens of the step (kernels/latent.h): rows of the first product to
      * the pages and q, queries for attn(), values of its results. Its kv has value_dim, and out of
      * attn() as many elements of each head. `to` as of attn(). */
-    /* latent_join(): rows to the pages and queries for attn(), of rows of the first product and q_b,
-     * in place of latent_keys(), the product and latent_queries(). latent_joins(): can it, in this
-     * step? NULL: it cannot. */
+    /* latent_join(): rows to the pages and queries for attn(), of rows of the first product and
+     * q_b, in place of latent_keys(), the product and latent_queries(). latent_joins(): can it, in
+     * this step? NULL: it cannot. */
     bool (*latent_joins)(struct device *d, const struct k_latent_shape *s,
                          const struct k_matrix *q_b);
     void (*latent_join)(struct device *d, void *out, const void *in, const struct k_latent *l,

@@ -120,7 +120,8 @@ void lora_pass(struct engine *e);
  * which sequences have to wait (seq.awaits_adapter). ERR_GPU. */
 int lora_prepare(struct engine *e) ERR_CHECKED;
 
-/* Tell the fronts which adapters run and wait, at the end of a pass. Up to 64 names, no sequences. */
+/* Tell the fronts which adapters run and wait, at the end of a pass. Up to 64 names, no
+ * sequences. */
 void lora_gauges(struct lora *l);
 
 /* The slot of a sequence that runs; -1: it has no adapter. */

@@ -302,6 +302,18 @@ void family_deepseek_v32(struct hf_config *c, struct config_source *s, const str
     latent_read_index(c, s, obj, 64);
 }
 
+/* Without mlp_layer_types the first n_dense layers are dense. */
+static void latent_read_glm(struct hf_config *c, struct config_source *s, const struct json *obj,
+                            const struct latent_presets *presets,
+                            const struct latent_experts *experts)
+{
+    latent_read(c, s, obj, presets);
+    latent_expect(s, obj, "topk_method", "noaux_tc", "noaux_tc");
+    latent_expect(s, obj, "scoring_func", "sigmoid", "sigmoid");
+    family_latent_experts(c, s, obj, experts);
+    latent_read_dense(c, s, obj);
+}
+
 /* The index rotates pairs as attention does. */
 void family_glm_moe_dsa(struct hf_config *c, struct config_source *s, const struct json *obj)
 {
@@ -315,11 +327,7 @@ void family_glm_moe_dsa(struct hf_config *c, struct config_source *s, const stru
                                                   .scale = 2.5,
                                                   .is_sigmoid = true};
 
-    latent_read(c, s, obj, &presets);
-    latent_expect(s, obj, "topk_method", "noaux_tc", "noaux_tc");
-    latent_expect(s, obj, "scoring_func", "sigmoid", "sigmoid");
-    family_latent_experts(c, s, obj, &experts);
-    latent_read_dense(c, s, obj);
+    latent_read_glm(c, s, obj, &presets, &experts);
     latent_read_index(c, s, obj, 32);
     latent_read_shared(c, s, obj);
     c->index.interleaved = true;
@@ -327,7 +335,6 @@ void family_glm_moe_dsa(struct hf_config *c, struct config_source *s, const stru
 
 /* --- more families -------------------------------------------------------------------------- */
 
-/* Without mlp_layer_types the first layer is dense. */
 void family_glm4_moe_lite(struct hf_config *c, struct config_source *s, const struct json *obj)
 {
     static const struct latent_presets presets = {768, 512, 192, 256, false, false};
@@ -340,11 +347,7 @@ void family_glm4_moe_lite(struct hf_config *c, struct config_source *s, const st
                                                   .scale = 1.8,
                                                   .is_sigmoid = true};
 
-    latent_read(c, s, obj, &presets);
-    latent_expect(s, obj, "topk_method", "noaux_tc", "noaux_tc");
-    latent_expect(s, obj, "scoring_func", "sigmoid", "sigmoid");
-    family_latent_experts(c, s, obj, &experts);
-    latent_read_dense(c, s, obj);
+    latent_read_glm(c, s, obj, &presets, &experts);
 }
 
 /* Queries grow with the position (llama_4_scaling_beta), as in Ministral 3. */

@@ -2,7 +2,8 @@
  *
  * Latent attention of a forward pass (kernels/latent.h):
  *
- *   normed -> latents [q_rank | kv_rank | rope], or mixer_in [n_heads][nope | rope] | kv_rank | rope
+ *   normed -> latents [q_rank | kv_rank | rope],
+ *             or mixer_in [n_heads][nope | rope] | kv_rank | rope
  *          -> the pages, and with a q_rank normed latents of queries -> mixer_in
  *   mixer_in -> latent_queries [n_heads][kv_rank | rope]
  *            -> latent_heads [n_heads][kv_rank] -> mixed
@@ -13,7 +14,8 @@
  * query costs kv_rank + rope and kv_rank multiply-adds per key and head where the expanded form
  * costs nope + rope and v_dim: 3.4 times as many with DeepSeek's sizes (1088 to 320).
  *
- * Layers with an index (kernels/index.h) attend to chosen tokens alone; no step of theirs is fused. */
+ * Layers with an index (kernels/index.h) attend to chosen tokens alone, in steps that are not
+ * fused. */
 #include "model/pass.h"
 
 static struct k_latent pass_latent_of(const struct pass *p, const struct layer_plan *layer,

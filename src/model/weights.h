@@ -21,7 +21,8 @@ struct layer_weights {
     struct k_matrix mixer_in;
     void *mixer_in_bias;
     /* Latent attention: mixer_in is q [n_heads * query][dim] or, with a q_rank, q_a [q_rank][dim],
-     * whose normed result q_b [n_heads * query][q_rank] reads; then kv_a [kv_rank + rope_dim][dim]. */
+     * whose normed result q_b [n_heads * query][q_rank] reads; then kv_a [kv_rank +
+     * rope_dim][dim]. */
     struct k_matrix q_b;
     struct k_matrix kv_b;       /* [n_heads * (nope_dim + v_dim)][kv_rank], plain */
     void *norm_q_a, *norm_kv_a; /* [q_rank], [kv_rank] */

@@ -111,6 +111,15 @@ with tap.section("damaged memory"), tiers() as s:
         tap.ok(d.returncode in (0, 2, 3), "lmdb-dump survives it (%d)" % d.returncode, d.stderr)
         tap.eq([ask(s, i, "damaged")[0] for i in range(N)], want, "the same text (%d)" % turn)
     tap.ok(s.idle(), "nothing is left")
+    with open(s.host_file, "rb") as f, tempfile.NamedTemporaryFile() as copy:
+        whole = bytearray(f.read())
+        for at in (len(whole) + 1, len(whole) - 1, 1 << 63):
+            whole[32:40] = at.to_bytes(8, "little")  # payloads_at of struct host_file
+            copy.seek(0)
+            copy.write(whole)
+            copy.flush()
+            d = tool("lmdb-dump", "--host", copy.name, "--verify", "--summary")
+            tap.eq(d.returncode, 2, "payloads at %d of %d bytes are refused" % (at, len(whole)))
 
 with tap.section("the disk behind it"), tiers(store=True) as s:
     for i in range(N):

@@ -35,8 +35,8 @@ struct played_product {
 int played_experts(const struct played_product *of);
 
 /* Latent attention of a step (kernels/latent.h): rows to the pages, and normed; absorbed queries
- * [n_tokens][n_heads][kv_rank + rope_dim], their sums [n_tokens][n_heads][kv_rank], values. plan: lists of
- * decodes and of tiles. 0, or -1 for a fault. */
+ * [n_tokens][n_heads][kv_rank + rope_dim], their sums [n_tokens][n_heads][kv_rank], values. plan:
+ * lists of decodes and of tiles. 0, or -1 for a fault. */
 struct played_latent {
     struct k_latent l;
     struct k_kv kv;

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "tests/kernel/played.h"
+#include "tests/kernel/values.h"
 #include "tests/tap.h"
 
 #define N_SEQS    4
@@ -28,25 +29,7 @@ static const struct k_delta_shape shapes[] = {{1, 2, 128, 128, 4, false},
 static const int32_t steps[][N_SEQS + 1] = {{0, 1, 2, 3, 4}, {0, 1, 38, 59, TOKENS}};
 static const int32_t lens[N_SEQS] = {0, 37, 90, 500};
 
-static unsigned seed;
 static int32_t table[N_SEQS * PAGES_MAX], seqs[TOKENS], positions[TOKENS];
-
-static float widen(k_bf16 x)
-{
-    uint32_t bits = (uint32_t)x << 16;
-    float f;
-
-    memcpy(&f, &bits, sizeof f);
-    return f;
-}
-
-static k_bf16 narrow(float x)
-{
-    uint32_t bits;
-
-    memcpy(&bits, &x, sizeof bits);
-    return (k_bf16)(bits >> 16);
-}
 
 /* Random numbers that bfloat16 has. */
 static float *draw(size_t n, float by)
@@ -54,8 +37,7 @@ static float *draw(size_t n, float by)
     float *f = aligned_alloc(64, (n * sizeof *f + 63) / 64 * 64);
 
     for (size_t i = 0; i < n; i++) {
-        seed = seed * 1664525U + 1013904223U;
-        f[i] = widen(narrow(((float)(seed >> 8) * 0x1p-23f - 1.0f) * by));
+        f[i] = widen(round_bf16(uniform() * by));
     }
     return f;
 }
@@ -65,7 +47,7 @@ static k_bf16 *narrowed(const float *f, size_t n)
     k_bf16 *h = aligned_alloc(64, (n * sizeof *h + 63) / 64 * 64);
 
     for (size_t i = 0; i < n; i++)
-        h[i] = narrow(f[i]);
+        h[i] = round_bf16(f[i]);
     return h;
 }
 
@@ -206,7 +188,7 @@ static void check(const struct k_delta_shape *s, int step, bool is_bf16)
 
 int main(void)
 {
-    seed = tap_seed(1);
+    values_seed = tap_seed(1);
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
         for (int step = 0; step < (shapes[i].by_channel ? 2 : 1); step++) {
             check(&shapes[i], step, false);

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "tests/kernel/played.h"
+#include "tests/kernel/values.h"
 #include "tests/tap.h"
 
 #define N_SEQS    4
@@ -34,25 +35,7 @@ static const struct {
 
 static const int32_t starts[N_SEQS + 1] = {0, 1, 2, 22, TOKENS}, lens[N_SEQS] = {0, 300, 85, 4};
 
-static unsigned seed;
 static int32_t table[N_SEQS * PAGES_MAX], seqs[TOKENS], positions[TOKENS];
-
-static float widen(k_bf16 x)
-{
-    uint32_t bits = (uint32_t)x << 16;
-    float f;
-
-    memcpy(&f, &bits, sizeof f);
-    return f;
-}
-
-static k_bf16 narrow(float x)
-{
-    uint32_t bits;
-
-    memcpy(&bits, &x, sizeof bits);
-    return (k_bf16)(bits >> 16);
-}
 
 /* Whole numbers of -most .. most. */
 static float *draw(size_t n, int most)
@@ -60,8 +43,8 @@ static float *draw(size_t n, int most)
     float *f = malloc(n * sizeof *f);
 
     for (size_t i = 0; i < n; i++) {
-        seed = seed * 1664525U + 1013904223U;
-        f[i] = (float)((int)(seed >> 16) % (2 * most + 1) - most);
+        values_seed = values_seed * 1664525U + 1013904223U;
+        f[i] = (float)((int)(values_seed >> 16) % (2 * most + 1) - most);
     }
     return f;
 }
@@ -71,7 +54,7 @@ static k_bf16 *narrowed(const float *f, size_t n)
     k_bf16 *h = aligned_alloc(64, (n * sizeof *h + 63) / 64 * 64);
 
     for (size_t i = 0; i < n; i++)
-        h[i] = narrow(f[i]);
+        h[i] = round_bf16(f[i]);
     return h;
 }
 
@@ -206,7 +189,7 @@ static void check(int which)
 
 int main(void)
 {
-    seed = tap_seed(1);
+    values_seed = tap_seed(1);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
         check((int)i);
     return tap_done();
