@@ -111,8 +111,9 @@ struct attn_list {
 
 /* Work memory of adapters (adapt_cuda.c); all NULL where there are none. */
 struct adapt_state {
-    float *t;      /* float32 [K_ADAPTED_MAX][rows][adapter_rank] */
-    k_bf16 *plain; /* [K_PRODUCT_ROWS_MAX][plain_width] */
+    float *t;       /* float32 [k_adapt_t_len()] */
+    uint32_t *meet; /* of struct k_adapting */
+    k_bf16 *plain;  /* [K_PRODUCT_ROWS_MAX][plain_width] */
     int plain_width;
     int32_t *slots; /* host, [rows]: of the step that begins */
     int32_t *work;  /* host, of k_adapt_sort() */
