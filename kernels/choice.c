@@ -5,6 +5,7 @@
 #include "config.h"
 
 #include "kernels/choice.h"
+#include "kernels/packed_many.h"
 
 #if defined(HAVE_SM90) && defined(HAVE_PORTABLE)
 
@@ -103,6 +104,28 @@ int k_adapt_join(const struct k_adapting *a, k_stream stream)
     (void)a, (void)stream;
     return -1;
 #endif
+}
+
+bool k_multiply_many_takes(const struct k_matrix *w)
+{
+#ifdef HAVE_SM90
+    return !k_is_portable() && k_format_is_packed(&w->format) &&
+           k_format_fits(&w->format, w->n_out, w->n_in);
+#else
+    (void)w;
+    return false;
+#endif
+}
+
+int k_multiply_many(const struct k_product *p, int n, void *work, int n_sms, k_stream stream)
+{
+#ifdef HAVE_SM90
+    if (k_multiply_many_takes(p->w))
+        return k_multiply_many_sm90(p, n, work, n_sms, stream);
+#else
+    (void)p, (void)n, (void)work, (void)n_sms, (void)stream;
+#endif
+    return -1;
 }
 
 /* Hopper's kernels for attention take no soft cap: on its GPUs, too, the portable ones do. */

@@ -26,6 +26,7 @@
 #include "kernels/latent.h"
 #include "kernels/mamba.h"
 #include "kernels/mxfp4.h"
+#include "kernels/packed_many.h"
 
 enum device_type { DEVICE_BF16, DEVICE_F16, DEVICE_F32 }; /* of weights in a file */
 
@@ -41,6 +42,8 @@ struct device_pipe {
  * two parts of it. */
 #define DEVICE_WIDENED_BYTES ((size_t)128 << 20)
 #define DEVICE_HALVED_BYTES  ((size_t)8 << 20) /* 64 rows of 65,536 */
+/* Of k_multiply_many(), on GPUs of up to 160 multiprocessors. */
+#define DEVICE_MANY_BYTES (K_MANY_COUNTERS + ((size_t)40 << 20))
 
 /* Attention of layers that have the same heads, which see as many keys. */
 struct device_heads {
@@ -74,6 +77,16 @@ struct device_limits {
     int adapter_rank; /* the highest of any */
     int adapter_in;   /* widest input of a matrix with adapters */
 };
+
+/* Scratch memory that products with packed matrices and with codes take (packed_cuda.c). */
+static inline size_t device_widened_bytes(const struct device_limits *limits, bool is_portable)
+{
+    if (!limits->packed && !limits->codes)
+        return 0;
+    if (is_portable)
+        return DEVICE_WIDENED_BYTES;
+    return limits->packed ? DEVICE_MANY_BYTES : DEVICE_HALVED_BYTES;
+}
 
 /* The stages of a model. One step more may be in flight: one for each stage, and one that begins
  * before the oldest ends. */

@@ -183,10 +183,7 @@ static int card_reserve(struct device *d, const struct device_limits *limits)
                      DEVICE_ASKED_MAX * sizeof(struct k_asked) + sizeof(struct k_logprob_row));
     if (limits->n_experts > 0)
         bytes += card_experts_bytes(limits);
-    if (limits->packed || (limits->codes && card_of(d)->is_portable))
-        bytes += DEVICE_WIDENED_BYTES;
-    else if (limits->codes)
-        bytes += DEVICE_HALVED_BYTES;
+    bytes += device_widened_bytes(limits, card_of(d)->is_portable);
     if (n_ranks > 1)
         bytes += K_SUM_INBOX_BYTES(n_ranks);
     if (limits->n_adapters > 0) /* as adapt_cuda.c */

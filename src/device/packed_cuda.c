@@ -3,29 +3,37 @@
  * Products of any number of rows with packed matrices (k_format_is_packed()), and with e4m3 where
  * the kernels are portable; of few rows with e4m3 by row.
  *
- * Few rows are multiplied with the codes. For many, a run of rows of the matrix becomes bfloat16 in
- * scratch memory, and cuBLASLt multiplies with it; the numbers are those of a matrix that was
- * converted at load. Few rows for e4m3 are put into the order of its product there. */
+ * Few rows are multiplied with the codes, and on Hopper so are many. Where kernels are portable, a
+ * run of rows of the matrix becomes bfloat16 in scratch memory for many, and cuBLASLt multiplies
+ * with it; the numbers are those of a matrix that was converted at load. Few rows for e4m3 are put
+ * into the order of its product there. */
 #include "config.h"
 
 #include "device/parts_cuda.h"
 
 #include "base/must.h"
 
-/* Up to so many rows, products with the codes are faster than widening the matrix, although each
- * 64 rows read it again (docs/kernels/experiments/packed-products.md). */
+/* Up to so many rows, the portable products with the codes are faster than widening the matrix,
+ * although each 64 rows read it again. */
 #define ROWS_FEW 256
 /* Rows of the scratch matrix are a multiple of the library's tiles. */
 #define ROWS_UNIT 256
 
+/* Scratch memory is zeroed, as k_multiply_many() wants its counters. With packed matrices rows for
+ * e4m3 stand behind these, where it leaves sums between products. */
 int packed_reserve(struct cuda *c)
 {
-    bool widens = c->base.limits.packed || k_is_portable();
+    size_t bytes = device_widened_bytes(&c->base.limits, k_is_portable());
+    bool is_many = c->base.limits.packed && !k_is_portable();
 
-    if (!c->base.limits.packed && !c->base.limits.codes)
+    if (bytes == 0)
         return ERR_OK;
-    c->widened = sleep_alloc_scratch(&c->base, widens ? DEVICE_WIDENED_BYTES : DEVICE_HALVED_BYTES);
-    return c->widened != NULL ? ERR_OK : ERR_NO_MEMORY;
+    must(!is_many || k_multiply_many_bytes(c->n_sms) <= bytes);
+    c->many = sleep_alloc_scratch(&c->base, bytes);
+    if (c->many == NULL)
+        return ERR_NO_MEMORY;
+    c->widened = (k_bf16 *)((char *)c->many + (is_many ? K_MANY_COUNTERS : 0));
+    return ERR_OK;
 }
 
 /* K_PRODUCT_ROWS_MAX rows at a time. */
@@ -53,6 +61,18 @@ static int packed_run_few(struct cuda *c, const struct gemm_product *p)
     return rc;
 }
 
+/* Any number of rows at once. */
+static int packed_run_many(struct cuda *c, const struct gemm_product *p)
+{
+    const struct k_product many = {.kind = p->y_is_float ? K_PRODUCT_FLOAT : K_PRODUCT_PLAIN,
+                                   .x = p->x,
+                                   .w = p->w,
+                                   .bias = p->bias,
+                                   .y = p->y};
+
+    return k_multiply_many(&many, p->n, c->many, c->n_sms, c->stream);
+}
+
 int packed_run(struct cuda *c, const struct gemm_product *p)
 {
     const struct k_matrix *w = p->w;
@@ -61,8 +81,11 @@ int packed_run(struct cuda *c, const struct gemm_product *p)
     int step = (int)(DEVICE_WIDENED_BYTES / sizeof(k_bf16) / (size_t)w->n_in), rc = 0;
 
     must(c->widened != NULL);
+    if (p->n > K_PRODUCT_ROWS_MAX && k_multiply_many_takes(w))
+        return packed_run_many(c, p);
     if (p->n <= ROWS_FEW)
         return packed_run_few(c, p);
+    must(k_is_portable()); /* there is room for it */
     if (step > ROWS_UNIT)
         step = step / ROWS_UNIT * ROWS_UNIT;
     part.w = &run;

@@ -151,7 +151,8 @@ struct cuda {
     cudaStream_t side; /* for copies that need not wait for a step */
     struct copy_way ways[DEVICE_WAYS];
     struct gemm *gemm;
-    k_bf16 *widened; /* DEVICE_WIDENED_BYTES, for packed matrices; NULL: there are none */
+    void *many;      /* device_widened_bytes(): work memory of k_multiply_many() */
+    k_bf16 *widened; /* in it: rows for packed matrices and e4m3; NULL: there are none of these */
     int n_sms;
     const struct device_batch *batch; /* while a step is enqueued */
     struct k_tokens tokens;           /* on the device */

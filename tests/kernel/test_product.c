@@ -7,6 +7,7 @@
  * their number. */
 #include "kernels/e4m3.h"
 #include "kernels/packed.h"
+#include "kernels/packed_many.h"
 #include "kernels/product_cut.h"
 #include "tests/kernel/gpu.h"
 
@@ -335,6 +336,148 @@ static void compare_packed(enum k_product_kind kind, struct shape s, struct k_fo
     run_close(&r);
 }
 
+/* n rows by k_multiply_many() into r->y. */
+static void run_many(struct run *r, const float *x, int n, void *work)
+{
+    size_t used = outputs_of(r, n);
+    bool is_float = r->kind == K_PRODUCT_FLOAT;
+    const struct k_product p = {.kind = r->kind,
+                                .x = gpu_bf16(x, (size_t)n * (size_t)r->s.n_in),
+                                .w = &r->dev_w,
+                                .bias = is_float ? NULL : r->dev_bias,
+                                .y = gpu_array(NULL, used * (is_float ? 4 : 2))};
+
+    gpu_must(k_multiply_many(&p, n, work, SMS, device_cuda_stream(gpu)));
+    if (is_float) {
+        ok(gpu_get(r->y, p.y, used * 4), "guard bands are whole");
+    } else {
+        float *f = gpu_floats(p.y, used);
+
+        memcpy(r->y, f, used * 4);
+        free(f);
+    }
+}
+
+/* Rows that are compared, besides the last one. */
+static const int many_rows[] = {0,   1,   7,   8,   62,  64,  65,  90,  95,  96,  100,
+                                127, 128, 129, 150, 161, 191, 192, 255, 256, 280, 299};
+#define MANY_ROWS (sizeof many_rows / sizeof many_rows[0])
+
+/* The reference of a row. */
+static void many_reference(struct run *r, int row)
+{
+    struct k_matrix w = {.data = r->w, .n_out = r->s.n_out, .n_in = r->s.n_in};
+    const struct k_product p = {.kind = r->kind,
+                                .x = r->x + (size_t)row * (size_t)r->s.n_in,
+                                .w = &w,
+                                .bias = r->kind == K_PRODUCT_FLOAT ? NULL : r->bias,
+                                .y = r->want + (size_t)row * (size_t)r->s.n_out};
+
+    ref_multiply(&p, 1);
+}
+
+/* Compare some of n rows of y. */
+static void many_compare(struct run *r, int n, const char *name)
+{
+    size_t width = (size_t)r->s.n_out, n_got = 0;
+    float *got = malloc((MANY_ROWS + 1) * width * 4), *want = malloc((MANY_ROWS + 1) * width * 4);
+    bool is_float = r->kind == K_PRODUCT_FLOAT;
+
+    many_reference(r, n - 1);
+    for (size_t i = 0; i <= MANY_ROWS; i++) {
+        int row = i < MANY_ROWS ? many_rows[i] : n - 1;
+
+        if (row >= n)
+            continue;
+        memcpy(got + n_got * width, r->y + (size_t)row * width, width * 4);
+        memcpy(want + n_got++ * width, r->want + (size_t)row * width, width * 4);
+    }
+    gpu_compare(got, want, n_got * width, is_float ? 1e-8 : 1e-5, is_float ? 1e-3 : 8e-3, name);
+    free(got), free(want);
+}
+
+/* Codes in records of many rows; the same bits again, and in other company. */
+static void compare_many(enum k_product_kind kind, struct shape s, struct k_format format, int step)
+{
+    static const int rows[] = {300, 65, 96, 257, 128, 97, 192, 64, 130, 256, 1, 161};
+    size_t width = (size_t)s.n_out, n_in = (size_t)s.n_in, bytes = k_multiply_many_bytes(SMS);
+    bool is_float = format.group_rows > 0;
+    char *zeros = calloc(1, bytes), name[160];
+    struct run r = {0};
+    float *row_scales, *first, *other;
+    void *work;
+
+    if (!gpu_has_turn()) {
+        free(zeros);
+        return;
+    }
+    run_open(&r, kind, s, K_BF16, false, rows[0]);
+    row_scales = gpu_random(width, 0.01f);
+    r.dev_w.data = random_packed(r.w, row_scales, &format, s);
+    r.dev_w.format = format;
+    if (is_float)
+        r.dev_w.scales = gpu_array(row_scales, width * sizeof *row_scales);
+    work = gpu_array(zeros, bytes);
+    first = malloc(outputs_of(&r, r.n_max) * 4), other = malloc((size_t)r.n_max * n_in * 4);
+    /* Codes become bfloat16; floats do so exactly, before they are multiplied by their row's
+     * scale. */
+    for (size_t i = 0; i < width * n_in && !is_float; i++)
+        r.w[i] = gpu_widen(gpu_round(r.w[i]));
+    for (size_t i = 0; i < MANY_ROWS; i++)
+        many_reference(&r, many_rows[i]);
+    ok(k_multiply_many_takes(&r.dev_w), "a packed matrix of %d x %d is taken", s.n_out, s.n_in);
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i += (size_t)step) {
+        int n = rows[i], row = n / 2;
+        size_t used = outputs_of(&r, n);
+        bool same;
+
+        run_many(&r, r.x, n, work);
+        memcpy(first, r.y, used * 4);
+        (void)snprintf(name, sizeof name, "many, kind %d, %s, group %d, %d x %d, %d rows",
+                       (int)kind, is_float ? "floats" : "codes", k_packing_of(&format).group,
+                       s.n_out, s.n_in, n);
+        many_compare(&r, n, name);
+        run_many(&r, r.x, n, work);
+        same = memcmp(first, r.y, used * 4) == 0;
+        for (size_t j = 0; j < (size_t)n * n_in; j++)
+            other[j] = j / n_in == (size_t)row ? r.x[j] : -2.0f * r.x[j];
+        if (n > 1)
+            other[(size_t)(row == 0 ? 1 : 0) * n_in + 3] = NAN;
+        run_many(&r, other, n, work);
+        same =
+            same && memcmp(first + (size_t)row * width, r.y + (size_t)row * width, width * 4) == 0;
+        ok(same, "%s: the same bits again, and in other company", name);
+    }
+    free(zeros), free(row_scales), free(first), free(other);
+    run_close(&r);
+}
+
+/* Shapes with tiles that are not full, that many CTAs share, and in which runs end. */
+static void compare_all_many(void)
+{
+    static const struct shape shapes[] = {{32, 128},   {544, 640},   {1536, 2048},
+                                          {512, 7168}, {10240, 512}, {36032, 128}};
+    static const int groups[] = {128, 128, 64, 32};
+
+    if (k_is_portable())
+        return;
+    for (int i = 0; i < 4 * (int)(sizeof shapes / sizeof shapes[0]); i++) {
+        const struct shape s = shapes[i / 4];
+        enum k_product_kind kind = i % 2 == 0 ? K_PRODUCT_PLAIN : K_PRODUCT_FLOAT;
+
+        compare_many(
+            kind, s,
+            k_format_packed(i % 4 == 2 ? K_F16 : K_BF16, groups[(i + i / 4) % 4], i % 3 == 2),
+            i == 12      ? 1
+            : i / 4 == 5 ? 6
+                         : 3);
+        if (i % 4 < 2)
+            compare_many(kind, s, k_format_float4(i % 4 == 0 ? 16 : 32), 5);
+    }
+    compare_many(K_PRODUCT_FLOAT, (struct shape){4096, 4096}, k_format_packed(K_BF16, 128, false),
+                 3);
+}
+
 /* All arrangements, and shapes whose clusters, warps and passes are cut in all ways. */
 static void compare_all_packed(void)
 {
@@ -484,7 +627,7 @@ static const struct shared_case shared[] = {
     {K_PRODUCT_FLOAT, K_E4M3, {5000, 1024}, 80, 2, false},
 };
 
-/* With an argument, those in records alone. */
+/* With an argument, those in records alone; "many": of many rows alone. */
 int main(int argc, char **argv)
 {
     static const struct shape shapes[] = {{64, 128},    {256, 256},  {1040, 512}, {96, 1024},
@@ -500,10 +643,11 @@ int main(int argc, char **argv)
         {K_PRODUCT_RESIDUAL, {10240, 256}, 2, false}, {K_PRODUCT_RESIDUAL, {20480, 128}, 4, false},
     };
 
-    (void)argv;
     gpu_open();
     if (argc > 1) {
-        compare_all_packed();
+        if (strcmp(argv[1], "many") != 0)
+            compare_all_packed();
+        compare_all_many();
         device_close(gpu);
         return tap_done();
     }
@@ -523,6 +667,7 @@ int main(int argc, char **argv)
         compare_blocks(kind, (struct shape){5120, 2176});
     }
     compare_all_packed();
+    compare_all_many();
     for (size_t i = 0; i < sizeof shared / sizeof shared[0]; i++)
         compare_shared(&shared[i]);
     for (int i = 0; i < 2; i++) {
