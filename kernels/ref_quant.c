@@ -70,6 +70,7 @@ static float number(enum k_type type, const void *from, size_t i)
         value = (float)half;
         break;
     case K_INT4:
+    case K_INT8:
     case K_FLOAT4: break; /* dequantise_records() */
     case K_E5M3: value = ldexpf((float)(8 + bytes[i] % 8), bytes[i] / 8 - 34); break;
     }
@@ -118,7 +119,8 @@ static void dequantise_record(float *out, const struct k_format *format, const u
     k_unpack_strip(&to, &packing, record, K_PACKED_ROWS, K_PACKED_COLS);
     for (int col = 0; col < K_PACKED_COLS; col++) {
         size_t group = (size_t)(row * groups + col / packing.group);
-        int zero = format->has_zeros ? zeros[group] : 8, code = codes[row * K_PACKED_COLS + col];
+        int zero = format->has_zeros ? zeros[group] : k_format_middle(format);
+        int code = codes[row * K_PACKED_COLS + col];
         float value = (float)(code - zero);
 
         if (packing.is_float)

@@ -423,8 +423,8 @@ static __device__ __forceinline__ void wide_multiply_tile(
             w = r.stages + (uint32_t)from.at * r.stage_bytes;
             barrier_wait(r.full + from.at * 8, from.parity);
             if constexpr (WIDE_INTEGERS(FORM))
-                codes_multiply<N, FORM == WIDE_WHOLE>(acc[block][0], w + lane, x, n_slabs,
-                                                      r.slab * 16, r.x_slab, r.x_rows, form);
+                codes_multiply<N, WIDE_IS_WHOLE(FORM), WIDE_BITS(FORM)>(
+                    acc[block][0], w + lane, x, n_slabs, r.slab * 16, r.x_slab, r.x_rows, form);
             else if constexpr (FORM == WIDE_FLOATS)
                 codes_multiply_floats<N>(acc[block], w + lane, x, n_slabs, r.slab * 16, r.x_slab,
                                          r.x_rows, form);
@@ -852,6 +852,9 @@ template <int N> static int wide_choose_records(const maps &m, const wide_args &
 {
     if (a.p.w->format.elem == K_FLOAT4)
         return wide_choose_blocks<N, WIDE_FLOATS>(m, a, stream);
+    if (a.p.w->format.elem == K_INT8)
+        return a.codes.groups == 1 ? wide_choose_blocks<N, WIDE_WHOLE_BYTES>(m, a, stream)
+                                   : wide_choose_blocks<N, WIDE_BYTES>(m, a, stream);
     return a.codes.groups == 1 ? wide_choose_blocks<N, WIDE_WHOLE>(m, a, stream)
                                : wide_choose_blocks<N, WIDE_CODES>(m, a, stream);
 }

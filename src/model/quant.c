@@ -267,7 +267,8 @@ static const struct quant_format formats[] = {
      .beside = {"weight_scale", "weight_zero_point"},
      .n_needed = 1,
      .check = quant_check_int8,
-     .values = quant_values_int8},
+     .values = quant_values_int8,
+     .codes = &quant_codes_int8},
     {.method = "compressed-tensors",
      .names = {"nvfp4-pack-quantized"},
      .read = quant_read_shapes,
@@ -368,7 +369,7 @@ static const struct quant_format blocks[] = {
     BLOCKS(Q4_1),
     BLOCKS(Q5_0),
     BLOCKS(Q5_1),
-    BLOCKS(Q8_0),
+    {.data = "weight", .dtype = "Q8_0", .packed = 1, .elem = K_Q8_0, .codes = &quant_codes_q8_0},
     BLOCKS(Q2_K),
     BLOCKS(Q3_K),
     BLOCKS(Q4_K),
@@ -693,7 +694,7 @@ static void quant_set_codes(struct quant_part *p)
 {
     if (p->kind == NULL || p->kind->codes == NULL || quant_has_values(p))
         return;
-    p->bits = 4;
+    p->bits = p->kind->elem == K_Q8_0 ? 8 : 4;
     p->group = k_type_block(p->kind->elem);
 }
 
@@ -865,7 +866,7 @@ void quant_text(char *out, size_t cap, const struct quant_format *kind, const st
         [K_Q5_0] = "Q5_0",   [K_Q5_1] = "Q5_1",   [K_Q8_0] = "Q8_0",     [K_IQ4_NL] = "IQ4_NL",
         [K_MXFP4] = "MXFP4", [K_Q2_K] = "Q2_K",   [K_Q3_K] = "Q3_K",     [K_Q4_K] = "Q4_K",
         [K_Q5_K] = "Q5_K",   [K_Q6_K] = "Q6_K",   [K_IQ4_XS] = "IQ4_XS", [K_F16] = "float16",
-        [K_INT4] = "int4",   [K_FLOAT4] = "e2m1", [K_E5M3] = "e5m3",
+        [K_INT4] = "int4",   [K_INT8] = "int8",   [K_FLOAT4] = "e2m1",   [K_E5M3] = "e5m3",
     };
     char groups[40] = "row";
 

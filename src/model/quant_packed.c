@@ -432,37 +432,59 @@ static void gptq_row(uint8_t *out, const struct quant_part *p, const uint8_t *by
                      int first, int n)
 {
     for (int k = 0; k < n; k++)
-        out[k] = (uint8_t)packed_element(bytes + 4 * (size_t)row, (size_t)(first + k), 4,
+        out[k] = (uint8_t)packed_element(bytes + 4 * (size_t)row, (size_t)(first + k), p->bits,
                                          (size_t)p->rows);
 }
 
 static int gptq_zero_v2(const struct quant_part *p, int row, int group)
 {
-    size_t per_group = (size_t)packed_words(p->rows, 4);
+    size_t per_group = (size_t)packed_words(p->rows, p->bits);
 
     return (int)packed_element(p->beside[ZEROS]->data + 4 * (size_t)group * per_group, (size_t)row,
-                               4, 1);
+                               p->bits, 1);
 }
 
 static int gptq_zero(const struct quant_part *p, int row, int group)
 {
-    return (gptq_zero_v2(p, row, group) + 1) & 15;
+    return (gptq_zero_v2(p, row, group) + 1) & ((1 << p->bits) - 1);
 }
 
 static void packed_row(uint8_t *out, const struct quant_part *p, const uint8_t *bytes, int row,
                        int first, int n)
 {
-    bytes += 4 * (size_t)packed_words(p->cols, 4) * (size_t)row;
+    bytes += 4 * (size_t)packed_words(p->cols, p->bits) * (size_t)row;
     for (int k = 0; k < n; k++)
-        out[k] = (uint8_t)packed_element(bytes, (size_t)(first + k), 4, 1);
+        out[k] = (uint8_t)packed_element(bytes, (size_t)(first + k), p->bits, 1);
+}
+
+/* The zero point of codes that have none. */
+static int packed_middle(const struct quant_part *p)
+{
+    return 1 << (p->bits - 1);
 }
 
 static int packed_zero(const struct quant_part *p, int row, int group)
 {
     if (p->beside[ZEROS] == NULL)
-        return 8;
-    return (int)packed_element(p->beside[ZEROS]->data + 4 * (size_t)group, (size_t)row, 4,
+        return packed_middle(p);
+    return (int)packed_element(p->beside[ZEROS]->data + 4 * (size_t)group, (size_t)row, p->bits,
                                (size_t)p->n_groups);
+}
+
+/* Codes with a sign get half of their range added. */
+static void int8_row(uint8_t *out, const struct quant_part *p, const uint8_t *bytes, int row,
+                     int first, int n)
+{
+    bytes += (size_t)row * (size_t)p->cols + (size_t)first;
+    for (int k = 0; k < n; k++)
+        out[k] = bytes[k] ^ 0x80;
+}
+
+static int int8_zero(const struct quant_part *p, int row, int group)
+{
+    if (p->beside[ZEROS] == NULL)
+        return 128;
+    return p->beside[ZEROS]->data[group_of_row(p, row, group)] ^ 0x80;
 }
 
 /* Blocks of 32 columns: a scale of float16, the codes of the first 16 columns in the lower halves
@@ -485,10 +507,26 @@ static void q4_0_row(uint8_t *out, const struct quant_part *p, const uint8_t *by
     }
 }
 
-static int q4_0_zero(const struct quant_part *p, int row, int group)
+/* Blocks of 32 columns: a scale of float16, and 32 codes with a sign. */
+#define Q8_0_BYTES 34
+
+static const uint8_t *q8_0_scale(const struct quant_part *p, const uint8_t *bytes, int row,
+                                 int group)
 {
-    (void)p, (void)row, (void)group;
-    return 8;
+    return bytes + ((size_t)row * (size_t)(p->cols / 32) + (size_t)group) * Q8_0_BYTES;
+}
+
+static void q8_0_row(uint8_t *out, const struct quant_part *p, const uint8_t *bytes, int row,
+                     int first, int n)
+{
+    for (int k = first; k < first + n; k++)
+        *out++ = q8_0_scale(p, bytes, row, k / 32)[2 + k % 32] ^ 0x80;
+}
+
+static int block_zero(const struct quant_part *p, int row, int group)
+{
+    (void)row, (void)group;
+    return packed_middle(p);
 }
 
 const struct quant_codes quant_codes_awq = {awq_row, awq_zero, column_scale};
@@ -496,7 +534,9 @@ const struct quant_codes quant_codes_awq_gemv = {gemv_row, gemv_zero, row_scale}
 const struct quant_codes quant_codes_gptq = {gptq_row, gptq_zero, column_scale};
 const struct quant_codes quant_codes_gptq_v2 = {gptq_row, gptq_zero_v2, column_scale};
 const struct quant_codes quant_codes_packed = {packed_row, packed_zero, row_scale};
-const struct quant_codes quant_codes_q4_0 = {q4_0_row, q4_0_zero, q4_0_scale};
+const struct quant_codes quant_codes_int8 = {int8_row, int8_zero, row_scale};
+const struct quant_codes quant_codes_q4_0 = {q4_0_row, block_zero, q4_0_scale};
+const struct quant_codes quant_codes_q8_0 = {q8_0_row, block_zero, q8_0_scale};
 
 /* An order of groups that is the columns' own is none. */
 static bool packed_has_order(const struct quant_part *p)
@@ -516,7 +556,7 @@ static bool packed_has_zeros(const struct quant_part *p)
 
     for (int row = 0; row < p->rows && p->beside[ZEROS] != NULL; row++) {
         for (int group = 0; group < n_groups; group++) {
-            if (p->kind->codes->zero(p, row, group) != 8)
+            if (p->kind->codes->zero(p, row, group) != packed_middle(p))
                 return true;
         }
     }
@@ -525,21 +565,26 @@ static bool packed_has_zeros(const struct quant_part *p)
 
 bool quant_packs(struct k_format *out, const struct quant_part *p)
 {
-    bool is_row = p->group == p->cols, is_half;
+    bool is_row = p->group == p->cols, is_half, has_zeros;
+    int group = is_row ? K_PACKED_COLS : p->group;
+    enum k_type scale;
 
     if (p->kind != NULL && p->kind->floats != NULL) {
         *out = k_format_float4(p->group);
         return p->kind->floats->fit(p);
     }
-    if (p->kind == NULL || p->kind->codes == NULL || p->bits != 4 || p->cols % p->group != 0 ||
+    if (p->kind == NULL || p->kind->codes == NULL || (p->bits != 4 && p->bits != 8) ||
+        p->cols % p->group != 0 ||
         (is_row ? p->cols % K_PACKED_COLS != 0
                 : p->group != 32 && p->group != 64 && p->group != 128))
         return false;
     is_half = p->beside[SCALES] == NULL || strcmp(p->beside[SCALES]->dtype, "F16") == 0;
     if ((!is_half && strcmp(p->beside[SCALES]->dtype, "BF16") != 0) || packed_has_order(p))
         return false;
-    *out = k_format_packed(is_half ? K_F16 : K_BF16, is_row ? K_PACKED_COLS : p->group,
-                           packed_has_zeros(p));
+    scale = is_half ? K_F16 : K_BF16;
+    has_zeros = packed_has_zeros(p);
+    *out = p->bits == 8 ? k_format_int8(scale, group, has_zeros)
+                        : k_format_packed(scale, group, has_zeros);
     return true;
 }
 
@@ -576,11 +621,13 @@ struct k_format quant_packed_config(const struct json *config)
     bool has_zeros = !json_get_bool(from, weights != NULL ? "symmetric" : "sym", true) ||
                      json_get_bool(from, "zero_point", false);
 
-    if (strcmp(json_get_text(from, "type", "int"), "int") != 0 || bits != 4)
+    if (strcmp(json_get_text(from, "type", "int"), "int") != 0 || (bits != 4 && bits != 8))
         return k_format_bare(K_BF16);
     if (group < 0)
         group = K_PACKED_COLS;
     if (group != 32 && group != 64 && group != 128)
         return k_format_bare(K_BF16);
+    if (bits == 8)
+        return k_format_int8(weights != NULL ? K_BF16 : K_F16, (int)group, has_zeros);
     return k_format_packed(weights != NULL ? K_BF16 : K_F16, (int)group, has_zeros);
 }

@@ -56,7 +56,7 @@ void quant_values_packed(float *out, const struct quant_part *p, const uint8_t *
 void quant_values_int8(float *out, const struct quant_part *p, const uint8_t *bytes, int first,
                        int n);
 
-/* Codes of 4 bits, of a kind whose zero points are integers: how they are found in all bytes of
+/* Codes of 4 or 8 bits, of a kind whose zero points are integers: how they are found in all bytes of
  * data, and beside it. */
 struct quant_codes {
     void (*row)(uint8_t *out, const struct quant_part *p, const uint8_t *bytes, int row, int first,
@@ -66,7 +66,7 @@ struct quant_codes {
     const uint8_t *(*scale)(const struct quant_part *p, const uint8_t *bytes, int row, int group);
 };
 extern const struct quant_codes quant_codes_awq, quant_codes_awq_gemv, quant_codes_gptq,
-    quant_codes_gptq_v2, quant_codes_packed, quant_codes_q4_0;
+    quant_codes_gptq_v2, quant_codes_packed, quant_codes_int8, quant_codes_q4_0, quant_codes_q8_0;
 
 /* Floats of 4 bits of a kind: how they become codes and scales of K_FLOAT4. Columns are whole
  * groups. */

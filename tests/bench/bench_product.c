@@ -3,7 +3,7 @@
  * Products of few rows, as a decode has them: the four of each layer of Llama-3.1-8B, 32 layers as
  * one graph with overlapping launches; beside cuBLASLt's in the same run.
  *
- *   bench_product bf16|e4m3|int4|nvfp4|mxfp4 ROWS[,ROWS...] [TABLE]
+ *   bench_product bf16|e4m3|int4|int8|nvfp4|mxfp4 ROWS[,ROWS...] [TABLE]
  *
  * A line of what a read of the largest matrix reaches in this run: GPUs of one name differ by some
  * percent. Then three for each number of rows: microseconds a layer and the share of the time of a
@@ -11,8 +11,8 @@
  * products, of cuBLASLt's bare products, with the algorithms of TABLE, and of these with the row
  * operations that a step needs beside them (norms, activation, rounding to e4m3), which
  * k_multiply() has in it; then the same of each product alone, launched again and again on other
- * layers' weights. int4 is codes in records with a scale of 16 bits for each 128 columns, nvfp4 and
- * mxfp4 are e2m1 in records with a scale for each 16 or 32; for the library they become bf16 before
+ * layers' weights. int4 and int8 are codes in records with a scale of 16 bits for each 128 columns,
+ * nvfp4 and mxfp4 are e2m1 in records with a scale for each 16 or 32; for the library they become bf16 before
  * each product. Above 64 rows k_multiply() runs for each 64, bare.
  */
 #include <string.h>
@@ -277,6 +277,7 @@ int main(int argc, char **argv)
     } formats[] = {{"bf16", k_format_bare(K_BF16)},
                    {"e4m3", k_format_by_row(K_E4M3)},
                    {"int4", k_format_packed(K_BF16, 128, false)},
+                   {"int8", k_format_int8(K_BF16, 128, false)},
                    {"nvfp4", k_format_float4(16)},
                    {"mxfp4", k_format_float4(32)}};
     struct bench b = {.x = NULL};
@@ -289,7 +290,7 @@ int main(int argc, char **argv)
             known = true, b.format = formats[i].format;
     }
     if (argc < 3 || !known) {
-        fprintf(stderr, "usage: bench_product bf16|e4m3|int4|nvfp4|mxfp4 ROWS[,ROWS...] [TABLE]\n");
+        fprintf(stderr, "usage: bench_product bf16|e4m3|int4|int8|nvfp4|mxfp4 ROWS[,ROWS...] [TABLE]\n");
         return 2;
     }
     bench_choose_kernels();

@@ -270,23 +270,26 @@ static void *random_packed(float *w, const float *row_scales, const struct k_for
     uint8_t *all = malloc(bytes), *codes = malloc((size_t)s.n_in * 16), *zeros = malloc(n_numbers);
     uint16_t *scales = malloc(n_numbers * sizeof *scales);
     const struct k_unpacked from = {codes, (uint8_t *)scales, zeros};
+    /* codes of 8 bits are 16 times larger */
+    float half = packing.bits == 8 ? 127.99f : 7.99f, scale = 0.16f / half;
+    float zero = packing.bits == 8 ? 127.99f : 8.49f; /* of 4 bits 0 .. 16, as GPTQ has it */
     const struct k_matrix m = {
         .data = all, .scales = row_scales, .format = *format, .n_out = s.n_out, .n_in = s.n_in};
     void *dev;
 
     for (int row = 0; row < s.n_out; row += 16) {
         for (size_t i = 0; i < (size_t)s.n_in * 16; i++)
-            codes[i] = (uint8_t)((gpu_uniform() + 1.0f) * 7.99f);
+            codes[i] = (uint8_t)((gpu_uniform() + 1.0f) * half);
         for (size_t i = 0; i < n_numbers; i++) {
-            _Float16 half = (_Float16)(0.02f * gpu_uniform());
+            _Float16 narrow = (_Float16)(scale * gpu_uniform());
 
-            scales[i] = gpu_round(0.02f * gpu_uniform());
+            scales[i] = gpu_round(scale * gpu_uniform());
             if (format->scale == K_F16)
-                memcpy(&scales[i], &half, 2);
+                memcpy(&scales[i], &narrow, 2);
             if (packing.is_float) /* exponents of five binades, and some of the smallest */
                 ((uint8_t *)scales)[i] = (uint8_t)((gpu_uniform() + 1.0f) * 19.99f + 200.0f) %
                                          (gpu_uniform() < -0.9f ? 7 : 256);
-            zeros[i] = (uint8_t)((gpu_uniform() + 1.0f) * 8.49f); /* 0 .. 16, as GPTQ has it */
+            zeros[i] = (uint8_t)((gpu_uniform() + 1.0f) * zero);
         }
         k_pack_strip(all + (size_t)(row / 16) * strip_bytes, &packing, &from, 16, s.n_in);
     }
@@ -333,6 +336,30 @@ static void compare_packed(enum k_product_kind kind, struct shape s, struct k_fo
         compare_rows(&r, n);
     free(row_scales);
     run_close(&r);
+}
+
+/* Codes of 8 bits: the smallest and the largest matrix of a tile, several tiles and passes; a scale
+ * for each record, and for less. */
+static void compare_all_bytes(void)
+{
+    static const struct shape shapes[] = {{32, 128},   {64, 1920},  {544, 640},
+                                          {6144, 512}, {512, 7168}, {10240, 512}};
+
+    for (int i = 0; i < (int)(4 * sizeof shapes / sizeof shapes[0]); i++)
+        compare_packed((enum k_product_kind)(K_PRODUCT_PLAIN + i % 4), shapes[i / 4],
+                       k_format_int8(i % 3 == 0 ? K_F16 : K_BF16,
+                                     i % 5 == 3   ? 32
+                                     : i % 5 == 4 ? 64
+                                                  : 128,
+                                     i % 7 > 4),
+                       i == 11);
+    for (int kind = K_PRODUCT_PLAIN; kind <= K_PRODUCT_RESIDUAL; kind++)
+        compare_packed(kind, (struct shape){36032, 128},
+                       k_format_int8(K_F16, kind % 2 == 0 ? 128 : 32, kind > 1), false);
+    compare_packed(K_PRODUCT_PLAIN, (struct shape){256, 14336}, k_format_int8(K_F16, 32, true),
+                   false);
+    compare_packed(K_PRODUCT_RESIDUAL, (struct shape){256, 28672},
+                   k_format_int8(K_BF16, 128, false), false);
 }
 
 /* All arrangements, and shapes whose clusters, warps and passes are cut in all ways. */
@@ -500,10 +527,11 @@ int main(int argc, char **argv)
         {K_PRODUCT_RESIDUAL, {10240, 256}, 2, false}, {K_PRODUCT_RESIDUAL, {20480, 128}, 4, false},
     };
 
-    (void)argv;
     gpu_open();
-    if (argc > 1) {
-        compare_all_packed();
+    if (argc > 1) { /* records alone; with "bytes" those of 8 bits */
+        if (strcmp(argv[1], "bytes") != 0)
+            compare_all_packed();
+        compare_all_bytes();
         device_close(gpu);
         return tap_done();
     }
@@ -523,6 +551,7 @@ int main(int argc, char **argv)
         compare_blocks(kind, (struct shape){5120, 2176});
     }
     compare_all_packed();
+    compare_all_bytes();
     for (size_t i = 0; i < sizeof shared / sizeof shared[0]; i++)
         compare_shared(&shared[i]);
     for (int i = 0; i < 2; i++) {

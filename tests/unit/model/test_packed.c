@@ -73,9 +73,9 @@ static bool convert(float *out, const struct quant_part *p, int first, int n)
 /* A matrix that can be packed: taken apart again, its records give the same weights. */
 static void check_records(const char *name, const struct quant_part *p, const float *expected)
 {
-    /* the others have more bits, an order of their own, or float32 scales */
-    static const char *const packs[] = {"awq",      "awq-gemv", "gptq-4",        "gptq-v2",
-                                        "ct-nvfp4", "ct-mxfp4", "modelopt-nvfp4"};
+    /* the others have other bits, an order of their own, or float32 scales */
+    static const char *const packs[] = {"awq",     "awq-gemv", "gptq-4",   "gptq-8",
+                                        "gptq-v2", "ct-nvfp4", "ct-mxfp4", "modelopt-nvfp4"};
     size_t n = (size_t)p->rows * (size_t)p->cols, n_wrong = 0;
     struct k_format format;
     bool packs_it = quant_packs(&format, p), wanted = false;
