@@ -6,6 +6,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "kernels/bytes.h"
 #include "kernels/e4m3.h"
 #include "kernels/packed.h"
 
@@ -34,6 +35,28 @@ void ref_quantise(const struct k_quantised *out, const float *x, int n, int dim)
         for (int d = 0; out->stride != 0 && d < dim; d += K_E4M3_BLOCK)
             round_run(to + d, out->scales + (size_t)(d / K_E4M3_BLOCK) * out->stride + token,
                       row + d, NULL, dim - d < K_E4M3_BLOCK ? dim - d : K_E4M3_BLOCK);
+    }
+}
+
+void ref_round_bytes(const struct k_bytes *out, const float *x, int n, int dim)
+{
+    for (int token = 0; token < n; token++) {
+        const float *row = x + (size_t)token * (size_t)dim;
+        int8_t *to = out->data + (size_t)token * (size_t)dim;
+        float largest = 0.0f, inverse;
+        int32_t sum = 0;
+
+        for (int i = 0; i < dim; i++) /* a NaN stays */
+            largest = isnan(largest) || largest > fabsf(row[i]) ? largest : fabsf(row[i]);
+        inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
+        for (int i = 0; i < dim; i++) {
+            float value = rintf(row[i] * inverse);
+
+            to[K_BYTE_AT((size_t)i)] = (int8_t)(isnan(value) ? 0.0f : value);
+            sum += to[K_BYTE_AT((size_t)i)];
+        }
+        out->scales[token] = largest / 127.0f;
+        out->sums[token] = sum;
     }
 }
 

@@ -3,7 +3,7 @@
  * Products of few rows, as a decode has them: the four of each layer of Llama-3.1-8B, 32 layers as
  * one graph with overlapping launches; beside cuBLASLt's in the same run.
  *
- *   bench_product bf16|e4m3|int4|int8|nvfp4|mxfp4 ROWS[,ROWS...] [TABLE]
+ *   bench_product bf16|e4m3|int4|int8|w8a8|nvfp4|mxfp4 ROWS[,ROWS...] [TABLE]
  *
  * A line of what a read of the largest matrix reaches in this run: GPUs of one name differ by some
  * percent. Then three for each number of rows: microseconds a layer and the share of the time of a
@@ -13,11 +13,13 @@
  * k_multiply() has in it; then the same of each product alone, launched again and again on other
  * layers' weights. int4 and int8 are codes in records with a scale of 16 bits for each 128 columns,
  * nvfp4 and mxfp4 are e2m1 in records with a scale for each 16 or 32; for the library they become bf16 before
- * each product. Above 64 rows k_multiply() runs for each 64, bare.
+ * each product. Above 64 rows k_multiply() runs for each 64, bare; with w8a8 rows are rounded to
+ * 8-bit whole numbers and multiplied as such.
  */
 #include <string.h>
 
 #include "device/gemm_cuda.h"
+#include "kernels/bytes.h"
 #include "kernels/kernels.h"
 #include "tests/bench/cuda.h"
 
@@ -25,7 +27,7 @@
 #define LAYERS        32 /* of a graph */
 #define COPIES        6  /* layers that have weights of their own */
 #define HEADS         2
-#define ROWS_ROOM     1024
+#define ROWS_ROOM     8192
 #define WORKSPACE     ((size_t)32 << 20)
 #define DIM           4096
 #define FF            14336
@@ -104,6 +106,13 @@ static void own(struct bench *b, int layer, int mat, int n)
 
     if (n > K_PRODUCT_ROWS_MAX)
         p.kind = mat == MAT_HEAD ? K_PRODUCT_FLOAT : K_PRODUCT_PLAIN;
+    if (n > K_PRODUCT_ROWS_MAX && k_multiply_bytes_takes(w)) {
+        const struct k_bytes bytes = k_bytes_in(b->widened, n, w->n_in);
+
+        bench_must(k_round_bytes(&bytes, p.x, n, w->n_in, b->stream), "rounding");
+        bench_must(k_multiply_bytes(b->y, &bytes, w, NULL, n, SMS, b->stream), "a product");
+        return;
+    }
     for (int row = 0; row < n; row += K_PRODUCT_ROWS_MAX) {
         p.x = (const k_bf16 *)(mat == MAT_DOWN ? b->ff : b->x) + (size_t)row * (size_t)w->n_in;
         bench_must(k_multiply(&p, n - row < K_PRODUCT_ROWS_MAX ? n - row : K_PRODUCT_ROWS_MAX, SMS,
@@ -278,6 +287,7 @@ int main(int argc, char **argv)
                    {"e4m3", k_format_by_row(K_E4M3)},
                    {"int4", k_format_packed(K_BF16, 128, false)},
                    {"int8", k_format_int8(K_BF16, 128, false)},
+                   {"w8a8", k_format_int8(K_BF16, 128, false)},
                    {"nvfp4", k_format_float4(16)},
                    {"mxfp4", k_format_float4(32)}};
     struct bench b = {.x = NULL};
@@ -288,9 +298,10 @@ int main(int argc, char **argv)
     for (size_t i = 0; i < sizeof formats / sizeof formats[0] && argc > 1; i++) {
         if (strcmp(argv[1], formats[i].name) == 0)
             known = true, b.format = formats[i].format;
+        b.format.rounds_x = strcmp(argv[1], "w8a8") == 0;
     }
     if (argc < 3 || !known) {
-        fprintf(stderr, "usage: bench_product bf16|e4m3|int4|int8|nvfp4|mxfp4 ROWS[,ROWS...] [TABLE]\n");
+        fprintf(stderr, "usage: bench_product bf16|e4m3|int4|int8|w8a8|nvfp4|mxfp4 ROWS[,ROWS...] [TABLE]\n");
         return 2;
     }
     bench_choose_kernels();
