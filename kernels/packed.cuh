@@ -91,8 +91,7 @@ static __device__ inline struct packed_numbers packed_numbers_of(const char *rec
         (const uint8_t *)record + s.code_bytes + K_PACKED_COLS / s.group * 32 + group * 16 + row;
     float middle = (float)s.middle;
     struct packed_numbers numbers = {
-        {packed_scale(scales[0], s.is_half), packed_scale(scales[8], s.is_half)},
-        {middle, middle}};
+        {packed_scale(scales[0], s.is_half), packed_scale(scales[8], s.is_half)}, {middle, middle}};
 
     if (s.has_zeros) {
         numbers.zero[0] = (float)zeros[0];

@@ -54,9 +54,8 @@ struct k_packing {
 K_BOTH struct k_packing k_packing_of(const struct k_format *f)
 {
     bool is_float = f->elem == K_FLOAT4;
-    struct k_packing packing = {
-        f->elem == K_INT8 ? 8 : 4, f->group_cols, is_float ? 1 : 2, f->has_zeros ? 1 : 0, true,
-        is_float};
+    struct k_packing packing = {f->elem == K_INT8 ? 8 : 4, f->group_cols, is_float ? 1 : 2,
+                                f->has_zeros ? 1 : 0,      true,          is_float};
 
     return packing;
 }

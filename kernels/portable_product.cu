@@ -247,10 +247,10 @@ static __device__ inline void gemv_add_bytes(float (&acc)[NT][4], const uint4 (&
             gemv_load_step<NT>(x, a, at + quarter * 32 + step * 16);
 #pragma unroll
             for (int i = 0; i < NT; i++)
-                portable_multiply<false>(
-                    part[i], gemv_widen_bytes(low, less[0]), gemv_widen_bytes(low >> 8, less[1]),
-                    gemv_widen_bytes(high, less[0]), gemv_widen_bytes(high >> 8, less[1]), x[i][0],
-                    x[i][1]);
+                portable_multiply<false>(part[i], gemv_widen_bytes(low, less[0]),
+                                         gemv_widen_bytes(low >> 8, less[1]),
+                                         gemv_widen_bytes(high, less[0]),
+                                         gemv_widen_bytes(high >> 8, less[1]), x[i][0], x[i][1]);
         }
 #pragma unroll
         for (int i = 0; i < 4 * NT; i++)

@@ -219,8 +219,7 @@ static __device__ inline void packed_multiply_record(float (&acc)[2][NT][4],
 
 #pragma unroll
     for (int i = 0; i < 2 * fours; i++)
-        codes[i / fours][i % fours] =
-            *(const uint4 *)(w[i / fours] + i % fours * 512 + lane * 16);
+        codes[i / fours][i % fours] = *(const uint4 *)(w[i / fours] + i % fours * 512 + lane * 16);
 #pragma unroll
     for (int i = 0; i < 4 * NT; i++)
         packed_load_matrices(words[i / NT][i % NT], x[i % NT] + (uint32_t)(x_at + i / NT * 64));

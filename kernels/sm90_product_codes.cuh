@@ -111,7 +111,7 @@ static __device__ __forceinline__ void codes_load_numbers(code_numbers &numbers,
 
         numbers.scale[i] = packed_scale((uint16_t)bits, form.is_half) * 64.0f;
         numbers.less[i] = BITS == 8 ? 0xc000c000U : 0xbe00be00U; /* -128 / 64, -8 / 64 */
-        if (form.has_zeros)            /* a subnormal number times -2^127 */
+        if (form.has_zeros) /* a subnormal number times -2^127 */
             numbers.less[i] =
                 mxfp4_times(codes_load_shared_8(zeros + i * 8) * 0x00010001U, 0xff00ff00U);
     }

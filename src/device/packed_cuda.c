@@ -5,16 +5,21 @@
  *
  * Few rows are multiplied with the codes. For many, a run of rows of the matrix becomes bfloat16 in
  * scratch memory, and cuBLASLt multiplies with it; the numbers are those of a matrix that was
- * converted at load. Few rows for e4m3 are put into the order of its product there. */
+ * converted at load. Few rows for e4m3 are put into the order of its product there. Where a
+ * checkpoint asks for inputs of 8-bit whole numbers, many rows are rounded so, in scratch memory,
+ * and multiplied as such. */
 #include "config.h"
 
 #include "device/parts_cuda.h"
 
 #include "base/must.h"
+#include "kernels/bytes.h"
 
 /* Up to so many rows, products with the codes are faster than widening the matrix, although each
  * 64 rows read it again (docs/kernels/experiments/packed-products.md). */
 #define ROWS_FEW 256
+/* From so many rows on, products of whole numbers are faster. */
+#define ROWS_BYTES 65
 /* Rows of the scratch matrix are a multiple of the library's tiles. */
 #define ROWS_UNIT 256
 
@@ -53,6 +58,26 @@ static int packed_run_few(struct cuda *c, const struct gemm_product *p)
     return rc;
 }
 
+/* As many rows at a time as have room. */
+static int packed_run_bytes(struct cuda *c, const struct gemm_product *p)
+{
+    size_t n_in = (size_t)p->w->n_in, n_out = (size_t)p->w->n_out;
+    int step = (int)(DEVICE_WIDENED_BYTES / k_bytes_size(1, p->w->n_in)) / ROWS_UNIT * ROWS_UNIT;
+    int rc = 0;
+
+    for (int row = 0; row < p->n && rc == 0; row += step) {
+        int n = p->n - row < step ? p->n - row : step;
+        const struct k_bytes bytes = k_bytes_in(c->widened, n, p->w->n_in);
+
+        rc = k_round_bytes(&bytes, (const k_bf16 *)p->x + (size_t)row * n_in, n, p->w->n_in,
+                           c->stream);
+        if (rc == 0)
+            rc = k_multiply_bytes((k_bf16 *)p->y + (size_t)row * n_out, &bytes, p->w, p->bias, n,
+                                  c->n_sms, c->stream);
+    }
+    return rc;
+}
+
 int packed_run(struct cuda *c, const struct gemm_product *p)
 {
     const struct k_matrix *w = p->w;
@@ -61,6 +86,8 @@ int packed_run(struct cuda *c, const struct gemm_product *p)
     int step = (int)(DEVICE_WIDENED_BYTES / sizeof(k_bf16) / (size_t)w->n_in), rc = 0;
 
     must(c->widened != NULL);
+    if (p->n >= ROWS_BYTES && !p->y_is_float && k_multiply_bytes_takes(w))
+        return packed_run_bytes(c, p);
     if (p->n <= ROWS_FEW)
         return packed_run_few(c, p);
     if (step > ROWS_UNIT)

@@ -19,6 +19,8 @@ static bool loader_slice_fits(const struct slice *s, const struct quant_part *p,
 bool loader_packs(const struct loader *l, const struct part *parts, int n_parts,
                   enum loader_use use, struct k_format *out)
 {
+    bool rounds_x = l->c->quant.packed.rounds_x;
+
     *out = l->c->quant.packed;
     if (l->files == NULL && use == USE_LAYER && parts[0].expert < 0)
         return k_format_is_packed(out);
@@ -33,8 +35,10 @@ bool loader_packs(const struct loader *l, const struct part *parts, int n_parts,
         if (i > 0 && (format.elem != out->elem || format.scale != out->scale ||
                       format.group_cols != out->group_cols))
             return false;
+        rounds_x = rounds_x && format.elem == K_INT8 && parts[i].q.group == parts[i].q.cols;
         *out = format;
     }
+    out->rounds_x = rounds_x;
     return l->files != NULL && use != USE_TABLE && use != USE_ADDED;
 }
 

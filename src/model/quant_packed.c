@@ -607,6 +607,24 @@ void quant_codes(const struct k_unpacked *to, const struct quant_part *p, const 
     }
 }
 
+/* Does every group ask for inputs of 8-bit whole numbers, with a scale for each token that is
+ * computed from it? */
+static bool packed_rounds_inputs(const struct json *groups)
+{
+    bool all = groups->n > 0;
+
+    for (uint32_t i = 0; i < groups->n; i++) {
+        const struct json *inputs =
+            json_get_kind(&groups->items[i], "input_activations", JSON_OBJECT);
+
+        all = all && inputs != NULL && json_get_int(inputs, "num_bits", 0) == 8 &&
+              strcmp(json_get_text(inputs, "type", "int"), "int") == 0 &&
+              strcmp(json_get_text(inputs, "strategy", "tensor"), "token") == 0 &&
+              json_get_bool(inputs, "dynamic", false);
+    }
+    return all;
+}
+
 /* "num_bits" and "group_size" of the first group of compressed-tensors, or "bits" and "group_size"
  * of the others; groups of -1 are rows. */
 struct k_format quant_packed_config(const struct json *config)
@@ -620,14 +638,19 @@ struct k_format quant_packed_config(const struct json *config)
     int64_t group = json_get_int(from, "group_size", -1);
     bool has_zeros = !json_get_bool(from, weights != NULL ? "symmetric" : "sym", true) ||
                      json_get_bool(from, "zero_point", false);
+    struct k_format format;
+    bool rounds_x;
 
     if (strcmp(json_get_text(from, "type", "int"), "int") != 0 || (bits != 4 && bits != 8))
         return k_format_bare(K_BF16);
+    rounds_x = groups != NULL && bits == 8 && group < 0 && packed_rounds_inputs(groups);
     if (group < 0)
         group = K_PACKED_COLS;
     if (group != 32 && group != 64 && group != 128)
         return k_format_bare(K_BF16);
-    if (bits == 8)
-        return k_format_int8(weights != NULL ? K_BF16 : K_F16, (int)group, has_zeros);
-    return k_format_packed(weights != NULL ? K_BF16 : K_F16, (int)group, has_zeros);
+    if (bits == 4)
+        return k_format_packed(weights != NULL ? K_BF16 : K_F16, (int)group, has_zeros);
+    format = k_format_int8(weights != NULL ? K_BF16 : K_F16, (int)group, has_zeros);
+    format.rounds_x = rounds_x;
+    return format;
 }

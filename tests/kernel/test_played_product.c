@@ -130,14 +130,15 @@ static void check(enum k_product_kind kind, struct k_format format, struct shape
        format.elem == K_FLOAT4 ? "floats"
        : format.elem == K_INT8 ? "bytes"
                                : "integers",
-       format.group_cols,
-       format.has_zeros ? " with zeros" : "", (int)kind, s.n_out, s.n_in, n, error);
+       format.group_cols, format.has_zeros ? " with zeros" : "", (int)kind, s.n_out, s.n_in, n,
+       error);
     free(w), free(packed.data), free((void *)(uintptr_t)packed.scales);
 }
 
 int main(void)
 {
-    const struct k_format formats[] = {k_format_float4(16), k_format_float4(32),
+    const struct k_format formats[] = {k_format_float4(16),
+                                       k_format_float4(32),
                                        k_format_packed(K_BF16, 128, false),
                                        k_format_packed(K_BF16, 32, true),
                                        k_format_int8(K_BF16, 128, false),
