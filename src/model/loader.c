@@ -44,6 +44,8 @@ static bool loader_is_of_layer(enum loader_use use)
  * that are looked up in are never rounded. */
 static struct k_format loader_rounded_format(const struct loader *l, enum loader_use use)
 {
+    if (use == USE_EXPERTS && k_format_is_packed(&l->from->layers))
+        return plain; /* no product of experts reads records */
     if (loader_is_of_layer(use))
         return l->from->layers;
     if (use == USE_HEAD)
@@ -394,6 +396,8 @@ static bool loader_parts_fit(const struct part *parts, int n_parts)
 static struct k_format loader_wanted_format(const struct loader *l, const struct part *parts,
                                             int n_parts, enum loader_use use, bool *has_all)
 {
+    struct k_format wanted;
+
     *has_all = true;
     if (l->files == NULL && use == USE_EXPERTS && quant_is_mxfp4(l->c->quant.kind)) {
         *has_all = parts[0].slice.n_cols % K_MXFP4_GROUP == 0; /* else a rank cuts groups */
@@ -409,7 +413,10 @@ static struct k_format loader_wanted_format(const struct loader *l, const struct
     }
     if (l->files == NULL && loader_is_of_layer(use) && l->c->quant.kind != NULL)
         return l->c->quant.format;
-    return loader_rounded_format(l, use);
+    wanted = loader_rounded_format(l, use);
+    for (int i = 0; i < n_parts && k_format_is_packed(&wanted); i++)
+        *has_all = *has_all && parts[i].slice.n_rows % K_PACKED_ROWS == 0;
+    return wanted;
 }
 
 /* Devices that compute in float32 may keep bf16 as it is: the products are the same. */
@@ -582,6 +589,7 @@ static void loader_list_parts(struct loader *l, const struct k_matrix *m, float 
             to.use = BYTES_TURNED;
         } else if (to.part.kind != NULL || rounds) {
             to.use = BYTES_CONVERTED;
+            to.packed = to_round;
         }
         loader_list_target(l, parts[i].item, &to);
     }

@@ -27,7 +27,8 @@ struct target {
     enum use_of_bytes use;
     enum device_type type;  /* of plain numbers */
     struct quant_part part; /* of a matrix */
-    struct k_format packed; /* BYTES_PACKED: of the matrix */
+    struct k_format packed; /* BYTES_PACKED: of the matrix; BYTES_CONVERTED without a kind: what it
+                             * is rounded to */
     struct slice slice;     /* of a vector: rows of one number */
     void *dst;
     size_t at;      /* element of dst; for BYTES_COPIED and BYTES_PACKED a byte */

@@ -123,7 +123,7 @@ static int loader_convert_rows(struct loader *l, size_t idx, unsigned char *byte
         else
             rc = to->part.kind != NULL
                      ? quant_dequantise(floats, &to->part, bytes, first + row, some)
-                     : quant_round(floats, &part, 0, some, (int)cols);
+                     : quant_round(floats, &part, 0, some, (int)cols, to->packed.elem);
         (void)pthread_mutex_lock(&l->turn); /* cannot fail: initialised, not held by us */
         for (int i = 0; i < l->n_ranks && rc == ERR_OK; i++) {
             if (loader_is_converted(loader_target_of(l, idx, i)))

@@ -59,15 +59,17 @@ static int model_choose_types(struct model *m, const struct model_options *o)
 {
     const char *kv = model_is_set(o->kv_cache_dtype) ? o->kv_cache_dtype : "auto";
     bool rounds = model_is_set(o->quantization);
+    bool is_int8 = rounds && strcmp(o->quantization, "int8") == 0;
     bool rounds_head = rounds && strcmp(o->quantization, "fp8_all") == 0;
 
-    if (rounds && !rounds_head && strcmp(o->quantization, "fp8") != 0) {
-        log_error("model: quantization \"%s\" is unknown; use fp8 or fp8_all, or leave it empty",
+    if (rounds && !rounds_head && !is_int8 && strcmp(o->quantization, "fp8") != 0) {
+        log_error("model: quantization \"%s\" is unknown; use fp8, fp8_all or int8, or leave it "
+                  "empty",
                   o->quantization);
         return ERR_INVALID;
     }
     if (rounds)
-        m->layers = k_format_by_row(K_E4M3);
+        m->layers = is_int8 ? k_format_int8(K_BF16, K_PACKED_COLS, false) : k_format_by_row(K_E4M3);
     if (rounds_head)
         m->head = k_format_by_row(K_E4M3);
     /* K_BF16 means plain: float32 on the cpu device. */

@@ -834,13 +834,31 @@ int quant_dequantise(float *out, const struct quant_part *p, void *bytes, int fi
     return ERR_OK;
 }
 
+static void quant_round_int8(float *out, const struct tensor *weight, int first, int n, int cols)
+{
+    for (int row = first; row < first + n; row++) {
+        size_t at = (size_t)row * (size_t)cols;
+        float scale = quant_int8_scale(weight, weight->data, at, cols);
+
+        for (int col = 0; col < cols; col++, out++)
+            *out = (float)(quant_int8_code(quant_number(weight, at + (size_t)col), scale) - 128) *
+                   scale;
+    }
+}
+
 /* Row by row: round to codes, then take the codes' values. A device that does not multiply with
  * e4m3 computes the same model that way. */
-int quant_round(float *out, const struct tensor *weight, int first, int n, int cols)
+int quant_round(float *out, const struct tensor *weight, int first, int n, int cols,
+                enum k_type elem)
 {
     size_t at = (size_t)first * (size_t)cols;
-    k_e4m3 *codes = mem_alloc((size_t)cols);
+    k_e4m3 *codes;
 
+    if (elem == K_INT8) {
+        quant_round_int8(out, weight, first, n, cols);
+        return ERR_OK;
+    }
+    codes = mem_alloc((size_t)cols);
     if (codes == NULL)
         return ERR_NO_MEMORY;
     for (size_t i = 0; i < (size_t)n * (size_t)cols; i++)

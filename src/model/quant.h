@@ -171,13 +171,16 @@ struct quant_run {
 };
 
 /* The codes of a run, with the scales and zero points of their groups in the format `as`; bytes are
- * all of the part's data. Any thread. */
+ * all of the part's data. Plain numbers are rounded to K_INT8: a row's scale is the least of
+ * bfloat16 with which no code but the outermost is cut. Any thread. */
 void quant_codes(const struct k_unpacked *to, const struct quant_part *p, const struct k_format *as,
                  const uint8_t *bytes, struct quant_run run);
 
-/* out [n][cols] = rows first .. first + n - 1 of a BF16, F16 or F32 tensor, rounded to e4m3 with
- * one scale per row and back. ERR_NO_MEMORY. Any thread. */
-int quant_round(float *out, const struct tensor *weight, int first, int n, int cols) ERR_CHECKED;
+/* out [n][cols] = rows first .. first + n - 1 of a BF16, F16 or F32 tensor, rounded with one scale
+ * per row and back: to 8-bit whole numbers as quant_codes() does, or, if elem is another, to e4m3.
+ * ERR_NO_MEMORY. Any thread. */
+int quant_round(float *out, const struct tensor *weight, int first, int n, int cols,
+                enum k_type elem) ERR_CHECKED;
 
 /* The format of a part in words, for the log: "e4m3 with a scale for each 128 x 128". kind may be
  * NULL. */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Weights that are whole numbers: AWQ, GPTQ, and compressed-tensors' packed integers and int8.
+ * Weights that are whole numbers: AWQ, GPTQ, and compressed-tensors' packed integers and int8; and
+ * plain ones that are rounded to such.
  *
  *   weight = (element - zero) * scale
  *
@@ -12,6 +13,7 @@
  *
  * An element and its zero have at most 8 bits, so their difference is exact and each weight is
  * rounded once. Sources: AutoAWQ's and GPTQModel's packing, compressed-tensors' pack_to_int32. */
+#include <math.h>
 #include <string.h>
 
 #include "model/quant_parts.h"
@@ -588,11 +590,66 @@ bool quant_packs(struct k_format *out, const struct quant_part *p)
     return true;
 }
 
+/* --- rounded while loading ------------------------------------------------------------------ */
+
+float quant_int8_scale(const struct tensor *t, const uint8_t *bytes, size_t at, int cols)
+{
+    struct tensor row = *t;
+    float low = 0.0f, high = 0.0f, scale;
+    uint32_t bits;
+
+    row.data = bytes;
+    for (int k = 0; k < cols; k++) {
+        float x = quant_number(&row, at + (size_t)k);
+
+        low = x < low ? x : low;
+        high = x > high ? x : high;
+    }
+    scale = high / 127.0f > -low / 128.0f ? high / 127.0f : -low / 128.0f;
+    if (scale < 0x1p-120f) /* a row of zeros */
+        scale = 0x1p-120f;
+    memcpy(&bits, &scale, 4);
+    bits = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000U; /* to bfloat16 */
+    memcpy(&scale, &bits, 4);
+    return scale;
+}
+
+uint8_t quant_int8_code(float x, float scale)
+{
+    float code = rintf(x / scale);
+
+    return (uint8_t)(int)((code < -128.0f ? -128.0f : code > 127.0f ? 127.0f : code) + 128.0f);
+}
+
+/* quant_codes() of plain numbers. */
+static void packed_round(const struct k_unpacked *to, const struct quant_part *p, int group,
+                         const uint8_t *bytes, struct quant_run run)
+{
+    size_t at = (size_t)run.row * (size_t)p->cols;
+    float scale = quant_int8_scale(p->data, bytes, at, p->cols);
+    struct tensor row = *p->data;
+    uint32_t bits;
+
+    row.data = bytes;
+    memcpy(&bits, &scale, 4);
+    for (int i = 0; i < run.n; i++)
+        to->codes[i] = quant_int8_code(quant_number(&row, at + (size_t)(run.first + i)), scale);
+    for (int i = 0; i < run.n / group; i++) {
+        to->scales[2 * i] = (uint8_t)(bits >> 16);
+        to->scales[2 * i + 1] = (uint8_t)(bits >> 24);
+    }
+}
+
 void quant_codes(const struct k_unpacked *to, const struct quant_part *p, const struct k_format *as,
                  const uint8_t *bytes, struct quant_run run)
 {
-    const struct quant_codes *codes = p->kind->codes;
+    const struct quant_codes *codes;
 
+    if (p->kind == NULL) {
+        packed_round(to, p, as->group_cols, bytes, run);
+        return;
+    }
+    codes = p->kind->codes;
     if (as->elem == K_FLOAT4) {
         quant_float_codes(to, p, bytes, run);
         return;

@@ -423,14 +423,16 @@ static void code_group(const struct format *t, float *out, const struct coded *m
     for (int k = 0; k < t->group; k++)
         low = fminf(low, w[k]), high = fmaxf(high, w[k]);
     scale = t->zeros ? (high - low) / most : fmaxf(high / (middle - 1.0f), -low / middle);
-    half = (_Float16)fmaxf(scale, bits_of(t) == 8 ? 1e-6f : 1e-4f);
-    scale = (float)half;
+    scale = fmaxf(scale, bits_of(t) == 8 ? 1e-6f : 1e-4f);
+    half = (_Float16)scale;
     memcpy(&m->scales[i], &half, 2);
     if (strcmp(t->scale_dtype, "BF16") == 0)
         scale = hold("BF16", scale, (uint8_t *)&m->scales[i]);
+    else
+        scale = (float)half;
     *zero = (uint8_t)(t->zeros ? fminf(roundf(-low / scale), most) : middle);
     for (int k = 0; k < t->group; k++) {
-        codes[k] = (uint8_t)fminf(fmaxf(roundf(w[k] / scale) + (float)*zero, 0.0f), most);
+        codes[k] = (uint8_t)fminf(fmaxf(rintf(w[k] / scale) + (float)*zero, 0.0f), most);
         out[k] = (float)(codes[k] - *zero) * scale;
     }
 }
@@ -782,6 +784,19 @@ static void check_format(const struct demo *d, const struct format *t, const int
         ok(rounded != NULL && right * 100 >= n_right * 97,
            "rounded with the output matrix: chooses %d, unrounded %d", right, n_right);
         free(rounded);
+    }
+    if (t->bits == 8 && t->group == 0) {
+        rounded = logits_of(d->dir, "int8", 1, text, n, &right);
+        compare("rounded to int8 while loading", rounded, on_gpu ? want : got,
+                (size_t)n * (size_t)d->c.n_vocab);
+        free(rounded);
+        if (!on_gpu || device_cuda_count() > 1) {
+            rounded = logits_of(d->dir, "int8", 2, text, n, &right);
+            ok(rounded != NULL && relative_error(rounded, got, (size_t)n * (size_t)d->c.n_vocab) <
+                                      (on_gpu ? 0.08 : 1e-5),
+               "rounded to int8 on 2 ranks");
+            free(rounded);
+        }
     }
     drop(folder);
     drop(twin);
