@@ -301,7 +301,9 @@ int main(int argc, char **argv)
         b.format.rounds_x = strcmp(argv[1], "w8a8") == 0;
     }
     if (argc < 3 || !known) {
-        fprintf(stderr, "usage: bench_product bf16|e4m3|int4|int8|w8a8|nvfp4|mxfp4 ROWS[,ROWS...] [TABLE]\n");
+        fprintf(
+            stderr,
+            "usage: bench_product bf16|e4m3|int4|int8|w8a8|nvfp4|mxfp4 ROWS[,ROWS...] [TABLE]\n");
         return 2;
     }
     bench_choose_kernels();
