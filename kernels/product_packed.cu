@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Products of few rows with codes of 4 or 8 bits in records (packed.h), bound by the bytes of w, with
- * the operations around them in a decode (k_multiply() in kernels.h).
+ * Products of few rows with codes of 4 or 8 bits in records (packed.h), bound by the bytes of w,
+ * with the operations around them in a decode (k_multiply() in kernels.h).
  *
  *   w --bulk copies--> ring of records (per warp) --mma--> accumulators -+  end of a pass: sums of
  *   x --cp.async--> shared memory ------------------^                    +--> warps and CTAs

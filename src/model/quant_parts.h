@@ -56,8 +56,8 @@ void quant_values_packed(float *out, const struct quant_part *p, const uint8_t *
 void quant_values_int8(float *out, const struct quant_part *p, const uint8_t *bytes, int first,
                        int n);
 
-/* Codes of 4 or 8 bits, of a kind whose zero points are integers: how they are found in all bytes of
- * data, and beside it. */
+/* Codes of 4 or 8 bits, of a kind whose zero points are integers: how they are found in all bytes
+ * of data, and beside it. */
 struct quant_codes {
     void (*row)(uint8_t *out, const struct quant_part *p, const uint8_t *bytes, int row, int first,
                 int n);

@@ -12,9 +12,9 @@
  * operations that a step needs beside them (norms, activation, rounding to e4m3), which
  * k_multiply() has in it; then the same of each product alone, launched again and again on other
  * layers' weights. int4 and int8 are codes in records with a scale of 16 bits for each 128 columns,
- * nvfp4 and mxfp4 are e2m1 in records with a scale for each 16 or 32; for the library they become bf16 before
- * each product. Above 64 rows k_multiply() runs for each 64, bare; with w8a8 rows are rounded to
- * 8-bit whole numbers and multiplied as such.
+ * nvfp4 and mxfp4 are e2m1 in records with a scale for each 16 or 32; for the library they become
+ * bf16 before each product. Above 64 rows k_multiply() runs for each 64, bare; with w8a8 rows are
+ * rounded to 8-bit whole numbers and multiplied as such.
  */
 #include <string.h>
 

@@ -349,8 +349,8 @@ static void test_config(void)
            ERR_UNSUPPORTED, "a transform changes the numbers");
 }
 
-/* Plain numbers in records of 8 bits hold what quant_round() gives: rows of noise, one of zeros, one
- * with a single large number, one with none above 0. */
+/* Plain numbers in records of 8 bits hold what quant_round() gives: rows of noise, one of zeros,
+ * one with a single large number, one with none above 0. */
 static void test_rounded(void)
 {
     enum { ROWS = 32, COLS = 256, N = ROWS * COLS };
