@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Products of many rows in which both sides are 8-bit whole numbers: rows of x are rounded with a
- * scale for each, w is records of codes of 8 bits (packed.h) whose rows have one scale
- * (k_format.rounds_x). Sums are exact, in int32. On Hopper. */
+ * scale for each, and so are rows of w, whose format asks for it (k_format.rounds_x). Sums are
+ * exact, in int32. On Hopper. */
 #ifndef QUIRE_KERNELS_BYTES_H
 #define QUIRE_KERNELS_BYTES_H
 
@@ -12,28 +12,21 @@
 extern "C" {
 #endif
 
-/* The place of element i of a row: of each 16 the order in which the tensor cores take the columns
- * of a record. */
-#define K_BYTE_AT(i) (((i) & ~(size_t)15) | ((i)&6) << 1 | ((i) >> 2 & 2) | ((i)&1))
-
 /* Rows of x as whole numbers: element = data * scale. */
 struct k_bytes {
-    int8_t *data;  /* [n][dim], elements as K_BYTE_AT */
+    int8_t *data;  /* [n][dim] */
     float *scales; /* [n]: largest magnitude / 127; no number if an element is none */
-    int32_t *sums; /* [n]: of data */
 };
 
 /* Bytes of n rows in one piece, and their arrays in it, which is aligned to 16 bytes. */
 static inline size_t k_bytes_size(int n, int dim)
 {
-    return (size_t)n * ((size_t)dim + sizeof(float) + sizeof(int32_t));
+    return (size_t)n * ((size_t)dim + sizeof(float));
 }
 
 static inline struct k_bytes k_bytes_in(void *memory, int n, int dim)
 {
-    char *rest = (char *)memory + (size_t)n * (size_t)dim;
-    struct k_bytes b = {(int8_t *)memory, (float *)rest,
-                        (int32_t *)(rest + (size_t)n * sizeof(float))};
+    struct k_bytes b = {(int8_t *)memory, (float *)((char *)memory + (size_t)n * (size_t)dim)};
 
     return b;
 }
@@ -43,6 +36,9 @@ int k_round_bytes(const struct k_bytes *out, const k_bf16 *x, int n, int dim, k_
 
 /* The same of float32, on the host. */
 void ref_round_bytes(const struct k_bytes *out, const float *x, int n, int dim);
+
+/* n random bytes with a sign, of this standard deviation before they are cut at 127. */
+int k_fill_random_bytes(int8_t *out, size_t n, float deviation, uint64_t seed, k_stream stream);
 
 /* Can rows be multiplied so with w? Only with Hopper's kernels. */
 bool k_multiply_bytes_takes(const struct k_matrix *w);

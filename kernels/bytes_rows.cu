@@ -3,25 +3,22 @@
  * Rows of bfloat16 rounded to 8-bit whole numbers (bytes.h). */
 #include "kernels/bytes.h"
 #include "kernels/common.cuh"
+#include "kernels/rng.h"
 
 #define THREADS 256
 
-/* Two of bfloat16 as whole numbers, in the lowest bytes of two words; adds them to sum. */
-static __device__ inline uint32_t bytes_round_two(uint32_t two, float inverse, int *sum)
+/* Two of bfloat16 as whole numbers, in the lower bytes of a word. */
+static __device__ inline uint32_t bytes_round_two(uint32_t two, float inverse)
 {
     int low = __float2int_rn(low_half(two) * inverse);
     int high = __float2int_rn(high_half(two) * inverse);
 
-    *sum += low + high;
     return __byte_perm((uint32_t)low, (uint32_t)high, 0x0040);
 }
 
-/* Elements 2 q, 2 q + 1, 2 q + 8 and 2 q + 9 of 16. */
-static __device__ inline uint32_t bytes_round_four(uint32_t two, uint32_t others, float inverse,
-                                                   int *sum)
+static __device__ inline uint32_t bytes_round_four(uint32_t two, uint32_t next, float inverse)
 {
-    return __byte_perm(bytes_round_two(two, inverse, sum), bytes_round_two(others, inverse, sum),
-                       0x5410);
+    return __byte_perm(bytes_round_two(two, inverse), bytes_round_two(next, inverse), 0x5410);
 }
 
 /* The largest of the block's halves of words; shared: [THREADS / 32]. */
@@ -41,15 +38,13 @@ static __device__ inline uint32_t bytes_block_max(uint32_t most, uint32_t *share
 
 /* A block per row; it is read twice, the second time from the cache. */
 static __global__ void __launch_bounds__(THREADS)
-    round_bytes_kernel(int8_t *out, float *scales, int32_t *sums, const k_bf16 *x, int dim)
+    round_bytes_kernel(int8_t *out, float *scales, const k_bf16 *x, int dim)
 {
     __shared__ uint32_t most_of[THREADS / 32];
-    __shared__ int sum_of[THREADS / 32];
     const uint4 *from = (const uint4 *)(x + (size_t)blockIdx.x * dim);
     uint4 *to = (uint4 *)(out + (size_t)blockIdx.x * dim);
     uint32_t most = 0;
     float largest, inverse;
-    int sum = 0;
 
 #pragma unroll 4
     for (int i = threadIdx.x; i < dim / 8; i += THREADS) {
@@ -64,24 +59,29 @@ static __global__ void __launch_bounds__(THREADS)
     for (int i = threadIdx.x; i < dim / 16; i += THREADS) {
         uint4 a = from[2 * i], b = from[2 * i + 1];
 
-        to[i] = make_uint4(
-            bytes_round_four(a.x, b.x, inverse, &sum), bytes_round_four(a.y, b.y, inverse, &sum),
-            bytes_round_four(a.z, b.z, inverse, &sum), bytes_round_four(a.w, b.w, inverse, &sum));
+        to[i] =
+            make_uint4(bytes_round_four(a.x, a.y, inverse), bytes_round_four(a.z, a.w, inverse),
+                       bytes_round_four(b.x, b.y, inverse), bytes_round_four(b.z, b.w, inverse));
     }
-    sum = __reduce_add_sync(~0U, sum);
-    if (threadIdx.x % 32 == 0)
-        sum_of[threadIdx.x / 32] = sum;
-    __syncthreads();
-    if (threadIdx.x != 0)
-        return;
-    for (int i = 1; i < THREADS / 32; i++)
-        sum += sum_of[i];
-    scales[blockIdx.x] = largest / 127.0f;
-    sums[blockIdx.x] = sum;
+    if (threadIdx.x == 0)
+        scales[blockIdx.x] = largest / 127.0f;
+}
+
+static __global__ void fill_random_bytes_kernel(int8_t *out, size_t n, float deviation,
+                                                uint64_t seed)
+{
+    size_t step = (size_t)gridDim.x * blockDim.x;
+
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step)
+        out[i] = (int8_t)min(max(__float2int_rn(k_noise(seed, i) * deviation), -127), 127);
+}
+
+int k_fill_random_bytes(int8_t *out, size_t n, float deviation, uint64_t seed, k_stream stream)
+{
+    return K_LAUNCH(fill_random_bytes_kernel, 4096, THREADS, 0, stream, out, n, deviation, seed);
 }
 
 int k_round_bytes(const struct k_bytes *out, const k_bf16 *x, int n, int dim, k_stream stream)
 {
-    return K_LAUNCH(round_bytes_kernel, n, THREADS, 0, stream, out->data, out->scales, out->sums, x,
-                    dim);
+    return K_LAUNCH(round_bytes_kernel, n, THREADS, 0, stream, out->data, out->scales, x, dim);
 }

@@ -22,10 +22,11 @@
 /* K_BF16_KEPT is bf16 on a device whose plain matrices are float32. K_E8M0 is only a type of
  * scales, an exponent: 2^(e - 127). K_E2M1 is a float of 4 bits, of which a byte has two, the low
  * half first. The types after it are blocks of GGUF files: elements that are stored together with
- * scales of their own (ref_blocks()). Those of 32 elements come first, then those of 256. K_INT4
- * and K_INT8 are codes of 4 and 8 bits in records with their scales and zeros (packed.h), K_FLOAT4
- * e2m1 in records with scales of K_E5M3: a byte without sign, (8 + its lower 3 bits) * 2^(its
- * upper 5 - 34), at most 1.875 and never 0. */
+ * scales of their own (ref_blocks()). Those of 32 elements come first, then those of 256. K_INT4 is
+ * codes of 4 bits in records with their scales and zeros (packed.h), K_FLOAT4 e2m1 in records with
+ * scales of K_E5M3: a byte without sign, (8 + its lower 3 bits) * 2^(its upper 5 - 34), at most
+ * 1.875 and never 0. K_INT8 is bytes with a sign and a scale for each row, or, in groups, codes of
+ * 8 bits in records. */
 enum k_type {
     K_BF16,
     K_E4M3,
@@ -70,8 +71,8 @@ struct k_format {
     bool has_zeros;    /* zero points; else 0 */
     bool has_global;   /* one scale of the whole matrix; else 1 */
     bool has_x_scale;  /* the scale of inputs is in the checkpoint */
-    bool rounds_x;     /* K_INT8 of equal scales in a row: products of many rows may round inputs to
-                        * 8-bit whole numbers, with a scale for each row */
+    bool rounds_x;     /* K_INT8 by row: products of many rows may round inputs to 8-bit whole
+                        * numbers, with a scale for each row */
 };
 
 /* The longest rows of packed matrices: a cluster holds eight rows of x in shared memory. */
@@ -115,7 +116,7 @@ K_BOTH struct k_format k_format_packed(enum k_type scale, int group, bool has_ze
     return format;
 }
 
-/* The same with codes of 8 bits. */
+/* The same with codes of 8 bits. Without groups it is k_format_by_row(K_INT8). */
 K_BOTH struct k_format k_format_int8(enum k_type scale, int group, bool has_zeros)
 {
     struct k_format format = {K_INT8, scale, 0, group, has_zeros, false, false, false};
@@ -163,7 +164,7 @@ K_BOTH int k_type_block(enum k_type type)
 {
     if (type == K_E2M1)
         return 2;
-    if (type == K_INT4 || type == K_INT8 || type == K_FLOAT4)
+    if (type == K_INT4 || type == K_FLOAT4)
         return 128; /* the columns of a record */
     return type < K_Q4_0 || type == K_F16 || type == K_E5M3 ? 1 : type < K_Q2_K ? 32 : 256;
 }
@@ -178,11 +179,11 @@ K_BOTH int k_type_block_bytes(enum k_type type)
     case K_BF16_KEPT:
     case K_E8M0:
     case K_F16:
-    case K_E5M3: break;
+    case K_E5M3:
+    case K_INT8: break;
     case K_E2M1: return 1;
     case K_INT4:
     case K_FLOAT4: return 64; /* and scales, which depend on the format */
-    case K_INT8: return 128;
     case K_Q4_0: return 18;
     case K_Q4_1: return 20;
     case K_Q5_0: return 22;
@@ -235,7 +236,7 @@ K_BOTH bool k_format_is_mxfp4(const struct k_format *f)
 /* Codes in records (packed.h), with a scale for each group of a row. */
 K_BOTH bool k_format_is_packed(const struct k_format *f)
 {
-    return f->elem == K_INT4 || f->elem == K_INT8 || f->elem == K_FLOAT4;
+    return f->elem == K_INT4 || f->elem == K_FLOAT4 || (f->elem == K_INT8 && f->group_cols > 0);
 }
 
 /* Do rows and columns of a packed matrix fit what kernels take: whole pairs of strips of 16 rows,
@@ -258,7 +259,7 @@ K_BOTH bool k_format_reads_codes(const struct k_format *f)
 /* Products of few rows with this format read their input as float16, in the order of K_HALF_AT. */
 K_BOTH bool k_format_reads_half(const struct k_format *f)
 {
-    return f->elem == K_E4M3;
+    return f->elem == K_E4M3 || (f->elem == K_INT8 && f->group_cols == 0);
 }
 
 /* The zero of codes in records that have none. */
@@ -286,7 +287,7 @@ K_BOTH size_t k_format_row_bytes(const struct k_format *f, int n_in)
 
     if (k_format_is_packed(f))
         return (size_t)(n_in / 128) *
-               (size_t)(k_type_block_bytes(f->elem) + 128 / f->group_cols * in_records);
+               (size_t)((f->elem == K_INT8 ? 128 : 64) + 128 / f->group_cols * in_records);
     return (size_t)(n_in / k_type_block(f->elem)) * (size_t)k_type_block_bytes(f->elem);
 }
 

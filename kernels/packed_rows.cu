@@ -3,6 +3,7 @@
  * Weights in records (packed.h) as bfloat16, for products of many rows, and random ones. */
 #include <cuda_fp16.h>
 
+#include "kernels/bytes.h"
 #include "kernels/packed.cuh"
 #include "kernels/packed.h"
 #include "kernels/rng.h"
@@ -184,7 +185,8 @@ static uint32_t packed_e5m3_of(float scale)
     return best;
 }
 
-int k_fill_random_packed(const struct k_matrix *w, float deviation, uint64_t seed, k_stream stream)
+static int packed_fill_records(const struct k_matrix *w, float deviation, uint64_t seed,
+                               k_stream stream)
 {
     const struct packed_shape s = packed_shape_of(w);
     /* the deviation of codes 0 .. 15, of codes 0 .. 255, and of floats */
@@ -199,4 +201,12 @@ int k_fill_random_packed(const struct k_matrix *w, float deviation, uint64_t see
 
     return K_LAUNCH(fill_records_kernel, 4096, 256, 0, stream, (uint32_t *)w->data, n_words, s,
                     bits << 16 | bits, seed);
+}
+
+int k_fill_random_packed(const struct k_matrix *w, float deviation, uint64_t seed, k_stream stream)
+{
+    if (k_format_is_packed(&w->format))
+        return packed_fill_records(w, deviation, seed, stream);
+    return k_fill_random_bytes((int8_t *)w->data, (size_t)w->n_out * (size_t)w->n_in, deviation,
+                               seed, stream);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Products of few rows with codes of 4 or 8 bits in records (packed.h), bound by the bytes of w,
- * with the operations around them in a decode (k_multiply() in kernels.h).
+ * Products of few rows with codes of 4 bits in records (packed.h), bound by the bytes of w, with
+ * the operations around them in a decode (k_multiply() in kernels.h).
  *
  *   w --bulk copies--> ring of records (per warp) --mma--> accumulators -+  end of a pass: sums of
  *   x --cp.async--> shared memory ------------------^                    +--> warps and CTAs
@@ -40,7 +40,7 @@
 #define SPLIT_MAX   8  /* the largest cluster that every GPU has */
 #define COL_STRIDE  20 /* stride of sums in shared memory: 16 rows, and no two lanes in a bank */
 #define X_PAD       16
-#define COLUMNS_MAX 2 /* for more, and for more than 1 with floats, wgmma is faster */
+#define COLUMNS_MAX 2 /* for more, more than 1 of floats, and any of 8 bits, wgmma is faster */
 #define SMEM_MAX    (226 * 1024)
 
 /* How a matrix is cut for a bucket of rows. */
@@ -123,22 +123,14 @@ static __device__ inline void packed_load_next(record_ring &r, const packed_args
 
 /* --- products --------------------------------------------------------------------------------- */
 
-/* A word of codes, or two of 8 bits, as the operand of a product of 16 x 16: register r has row
- * g + 8 (r % 2), and codes of 4 bits of row g + 8 are 16 times too large. */
-template <int BITS>
-static __device__ __forceinline__ void packed_bare_operand(uint32_t (&a)[4], const uint32_t *codes)
+/* A word of codes as the operand of a product of 16 x 16: register r has row g + 8 (r % 2), and the
+ * codes of row g + 8 are 16 times too large. */
+static __device__ __forceinline__ void packed_bare_operand(uint32_t (&a)[4], uint32_t codes)
 {
-    uint32_t upper = codes[0] >> 8;
+    uint32_t upper = codes >> 8;
 
-    if constexpr (BITS == 8) {
-        a[0] = packed_low_bytes(codes[0]);
-        a[1] = packed_high_bytes(codes[0]);
-        a[2] = packed_low_bytes(codes[1]);
-        a[3] = packed_high_bytes(codes[1]);
-        return;
-    }
-    a[0] = codes[0] & CODE_LOW;
-    a[1] = codes[0] & CODE_HIGH;
+    a[0] = codes & CODE_LOW;
+    a[1] = codes & CODE_HIGH;
     a[2] = upper & CODE_LOW;
     a[3] = upper & CODE_HIGH;
 }
@@ -165,13 +157,13 @@ static __device__ inline void packed_multiply_free(float (&c)[4], uint32_t a0, u
 }
 
 /* Multiply 16 columns: the codes of a lane, and words `at` and at + 1 of rows of x. */
-template <int NT, int BITS>
-static __device__ inline void packed_multiply_codes(float (&part)[NT][4], const uint32_t *codes,
+template <int NT>
+static __device__ inline void packed_multiply_codes(float (&part)[NT][4], uint32_t codes,
                                                     const uint32_t (&words)[NT][4], int at)
 {
     uint32_t a[4];
 
-    packed_bare_operand<BITS>(a, codes);
+    packed_bare_operand(a, codes);
 #pragma unroll
     for (int i = 0; i < NT; i++)
         packed_multiply_free(part[i], a[0], a[1], a[2], a[3], words[i][at], words[i][at + 1]);
@@ -182,61 +174,59 @@ struct group_numbers {
     float scale[2], zero[2];
 };
 
-/* Codes of 4 bits of row g + 8 are 16 times too large, so their zero is, too. */
-template <int GROUPS, int BITS, bool ZEROS>
+/* The codes of row g + 8 are 16 times too large, so its zero is, too. */
+template <int GROUPS, bool ZEROS>
 static __device__ inline group_numbers packed_numbers_of(const char *record, int group,
                                                          const packed_args &a)
 {
     int row = threadIdx.x % 32 / 4;
-    const int at = PACKED_CODE_BYTES / 4 * BITS;
-    const float enlarged = BITS == 4 ? 16.0f : 1.0f;
-    const uint16_t *scales = (const uint16_t *)(record + at) + group * 16 + row;
-    const uint8_t *zeros = (const uint8_t *)record + at + GROUPS * 32 + group * 16 + row;
+    const uint16_t *scales = (const uint16_t *)(record + PACKED_CODE_BYTES) + group * 16 + row;
+    const uint8_t *zeros =
+        (const uint8_t *)record + PACKED_CODE_BYTES + GROUPS * 32 + group * 16 + row;
     group_numbers numbers = {
-        {packed_scale(scales[0], a.is_half), packed_scale(scales[8], a.is_half) / enlarged},
-        {BITS == 4 ? 8.0f : 128.0f, 128.0f}};
+        {packed_scale(scales[0], a.is_half), packed_scale(scales[8], a.is_half) * 0.0625f},
+        {8.0f, 128.0f}};
 
     if (ZEROS) {
         numbers.zero[0] = (float)zeros[0];
-        numbers.zero[1] = (float)zeros[8] * enlarged;
+        numbers.zero[1] = (float)zeros[8] * 16.0f;
     }
     return numbers;
 }
 
 /* Multiply a record of each strip by the rows of x. Every second product of a strip adds to sums of
  * its own, so that it need not wait for the one before. of_x: sums of x [group][8], times 2^-33. */
-template <int NT, int GROUPS, int BITS, bool ONE, bool ZEROS>
+template <int NT, int GROUPS, bool ONE, bool ZEROS>
 static __device__ inline void packed_multiply_record(float (&acc)[2][NT][4],
                                                      const char *const (&w)[2],
                                                      const uint32_t (&x)[NT], int x_at,
                                                      const float *of_x, const packed_args &a)
 {
     const int quarters = 4 / GROUPS; /* of 32 columns, in a group */
-    const int fours = BITS / 2;      /* words of 16 bytes of a lane, in a strip's record */
     int lane = threadIdx.x % 32;
     uint32_t words[4][NT][4]; /* of a quarter: two steps, a low and a high one of each */
-    uint4 codes[2][fours];
+    uint4 codes[2][2];
 
 #pragma unroll
-    for (int i = 0; i < 2 * fours; i++)
-        codes[i / fours][i % fours] = *(const uint4 *)(w[i / fours] + i % fours * 512 + lane * 16);
+    for (int i = 0; i < 4; i++)
+        codes[i / 2][i % 2] = *(const uint4 *)(w[i / 2] + i % 2 * 512 + lane * 16);
 #pragma unroll
     for (int i = 0; i < 4 * NT; i++)
         packed_load_matrices(words[i / NT][i % NT], x[i % NT] + (uint32_t)(x_at + i / NT * 64));
 #pragma unroll
     for (int group = 0; group < GROUPS; group++) {
-        group_numbers numbers[2] = {packed_numbers_of<GROUPS, BITS, ZEROS>(w[0], group, a),
-                                    packed_numbers_of<GROUPS, BITS, ZEROS>(w[1], group, a)};
+        group_numbers numbers[2] = {packed_numbers_of<GROUPS, ZEROS>(w[0], group, a),
+                                    packed_numbers_of<GROUPS, ZEROS>(w[1], group, a)};
         const float2 sums = *(const float2 *)(of_x + group * 8 + lane % 4 * 2);
         float part[2][2][NT][4] = {};
 
 #pragma unroll
         for (int i = group * quarters * 2; i < (group + 1) * quarters * 2; i++) {
-            const int k = i / 2, strip = i % 2, each = BITS / 4; /* words of 16 columns */
-            const uint32_t *of_quarter = (const uint32_t *)codes[strip] + k * 2 * each;
+            int k = i / 2, strip = i % 2;
+            const uint4 &tile = codes[strip][k / 2];
 
-            packed_multiply_codes<NT, BITS>(part[0][strip], of_quarter, words[k], 0);
-            packed_multiply_codes<NT, BITS>(part[1][strip], of_quarter + each, words[k], 2);
+            packed_multiply_codes<NT>(part[0][strip], k % 2 == 0 ? tile.x : tile.z, words[k], 0);
+            packed_multiply_codes<NT>(part[1][strip], k % 2 == 0 ? tile.y : tile.w, words[k], 2);
         }
 #pragma unroll
         for (int i = 0; i < 2 * NT * 4; i++) {
@@ -310,7 +300,7 @@ static __device__ inline void packed_multiply_floats(float (&acc)[2][NT][4],
 
 /* The warp's sums of a unit. x: a lane's addresses of each eight rows, and of_x sums of them, from
  * the CTA's first record. */
-template <int NT, int GROUPS, enum k_type ELEM, bool ONE, bool ZEROS>
+template <int NT, int GROUPS, bool IS_FLOAT, bool ONE, bool ZEROS>
 static __device__ inline void packed_multiply_unit(float (&acc)[2][NT][4], record_ring &r,
                                                    const uint32_t (&x)[NT], int first_of_x,
                                                    const float *of_x, const packed_args &a)
@@ -327,11 +317,11 @@ static __device__ inline void packed_multiply_unit(float (&acc)[2][NT][4], recor
             const char *const strips[2] = {at, at + apart};
             int of_share = record + i - first_of_x;
 
-            if constexpr (ELEM == K_FLOAT4)
+            if constexpr (IS_FLOAT)
                 packed_multiply_floats<NT, GROUPS>(acc, strips, x, of_share * 256);
             else
-                packed_multiply_record<NT, GROUPS, ELEM == K_INT8 ? 8 : 4, ONE, ZEROS>(
-                    acc, strips, x, of_share * 256, of_x + of_share * GROUPS * 8, a);
+                packed_multiply_record<NT, GROUPS, ONE, ZEROS>(acc, strips, x, of_share * 256,
+                                                               of_x + of_share * GROUPS * 8, a);
         }
         __syncwarp();
         packed_load_next(r, a, r.stage);
@@ -607,9 +597,9 @@ static __device__ inline record_ring packed_open_ring(const packed_args &a, char
     return r;
 }
 
-/* NT: columns, in eights; GROUPS: of a record; ELEM: of w; ONE: one column; ZEROS: there are zero
- * points. Shared memory: rings, x, sums, inverse norms, sums of x, barriers. */
-template <int NT, int GROUPS, enum k_type ELEM, bool ONE, bool ZEROS>
+/* NT: columns, in eights; GROUPS: of a record; IS_FLOAT: codes are e2m1; ONE: of one row; ZEROS:
+ * there are zero points. Shared memory: rings, x, sums, inverse norms, sums of x, barriers. */
+template <int NT, int GROUPS, bool IS_FLOAT, bool ONE, bool ZEROS>
 static __global__ void __launch_bounds__(THREADS, 1)
     packed_kernel(const __grid_constant__ packed_args a)
 {
@@ -642,7 +632,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
         x[i] = shared_addr(xs + min(i * 8 + lane % 8, a.n - 1) * a.c.x_stride + lane / 8 * 16);
     asm volatile("griddepcontrol.wait;" ::: "memory");
     asm volatile("griddepcontrol.launch_dependents;");
-    if constexpr (ELEM == K_FLOAT4)
+    if constexpr (IS_FLOAT)
         packed_load_x(xs, a, first, end, r);
     else
         packed_load_large_x<GROUPS, ONE>(xs, of_x, a, first, end, r);
@@ -653,13 +643,13 @@ static __global__ void __launch_bounds__(THREADS, 1)
         float acc[2][NT][4] = {};
 
         if (base + (warp >> a.c.warps_bits) < last)
-            packed_multiply_unit<NT, GROUPS, ELEM, ONE, ZEROS>(acc, r, x, first, of_x, a);
+            packed_multiply_unit<NT, GROUPS, IS_FLOAT, ONE, ZEROS>(acc, r, x, first, of_x, a);
         if (pass == 0)
             end_find_inverse<WARPS>(inverse, squares, warp, a);
         else
             packed_end_pass(a, to, e, done, base - e.per_pass, last, pass - 1);
         packed_store_sums<NT>(e.sums + (pass & 1) * e.buffer, acc, warp, a.n,
-                              ELEM == K_FLOAT4 ? 1.0f : 0x1p33f);
+                              IS_FLOAT ? 1.0f : 0x1p33f);
         packed_cluster_arrive(a.c.n_split);
         done = next;
     }
@@ -689,7 +679,7 @@ static int packed_columns(int n)
 /* The most rows of this kernel. */
 static int packed_rows_max(const struct k_matrix *w)
 {
-    return w->format.elem == K_FLOAT4 ? 1 : COLUMNS_MAX;
+    return w->format.elem == K_INT8 ? 0 : w->format.elem == K_FLOAT4 ? 1 : COLUMNS_MAX;
 }
 
 /* Clusters of more than two CTAs need multiprocessors of one part of the GPU, which have 16 or 18,
@@ -781,13 +771,13 @@ int product_packed_bucket(const struct k_matrix *w, int n)
     return n <= 1 ? 1 : packed_rows_max(w);
 }
 
-template <int NT, int GROUPS, enum k_type ELEM, bool ONE, bool ZEROS>
+template <int NT, int GROUPS, bool IS_FLOAT, bool ONE, bool ZEROS>
 static int packed_launch(const packed_args &a, k_stream stream)
 {
     cudaLaunchAttribute attributes[2] = {};
     cudaLaunchConfig_t config = {};
 
-    if (cudaFuncSetAttribute(packed_kernel<NT, GROUPS, ELEM, ONE, ZEROS>,
+    if (cudaFuncSetAttribute(packed_kernel<NT, GROUPS, IS_FLOAT, ONE, ZEROS>,
                              cudaFuncAttributeMaxDynamicSharedMemorySize, SMEM_MAX) != cudaSuccess)
         return -1;
     attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -800,41 +790,32 @@ static int packed_launch(const packed_args &a, k_stream stream)
     config.stream = stream;
     config.attrs = attributes;
     config.numAttrs = a.c.n_split > 1 ? 2 : 1;
-    return cudaLaunchKernelEx(&config, packed_kernel<NT, GROUPS, ELEM, ONE, ZEROS>, a) ==
+    return cudaLaunchKernelEx(&config, packed_kernel<NT, GROUPS, IS_FLOAT, ONE, ZEROS>, a) ==
                    cudaSuccess
                ? 0
                : -1;
 }
 
-template <int NT, int GROUPS, enum k_type ELEM>
-static int packed_launch_codes(const packed_args &a, k_stream stream)
+template <int NT, int GROUPS> static int packed_launch_codes(const packed_args &a, k_stream stream)
 {
     if (a.has_zeros)
-        return a.columns == 1 ? packed_launch<NT, GROUPS, ELEM, true, true>(a, stream)
-                              : packed_launch<NT, GROUPS, ELEM, false, true>(a, stream);
-    return a.columns == 1 ? packed_launch<NT, GROUPS, ELEM, true, false>(a, stream)
-                          : packed_launch<NT, GROUPS, ELEM, false, false>(a, stream);
-}
-
-template <int NT, enum k_type ELEM>
-static int packed_launch_group(const packed_args &a, int group, k_stream stream)
-{
-    switch (group) {
-    case 32: return packed_launch_codes<NT, 4, ELEM>(a, stream);
-    case 64: return packed_launch_codes<NT, 2, ELEM>(a, stream);
-    default: return packed_launch_codes<NT, 1, ELEM>(a, stream);
-    }
+        return a.columns == 1 ? packed_launch<NT, GROUPS, false, true, true>(a, stream)
+                              : packed_launch<NT, GROUPS, false, false, true>(a, stream);
+    return a.columns == 1 ? packed_launch<NT, GROUPS, false, true, false>(a, stream)
+                          : packed_launch<NT, GROUPS, false, false, false>(a, stream);
 }
 
 template <int NT>
-static int packed_launch_format(const packed_args &a, const struct k_format *f, k_stream stream)
+static int packed_launch_group(const packed_args &a, const struct k_format *f, k_stream stream)
 {
-    if (f->elem == K_INT4)
-        return packed_launch_group<NT, K_INT4>(a, f->group_cols, stream);
-    if (f->elem == K_INT8)
-        return packed_launch_group<NT, K_INT8>(a, f->group_cols, stream);
-    return f->group_cols == 16 ? packed_launch<NT, 8, K_FLOAT4, true, false>(a, stream)
-                               : packed_launch<NT, 4, K_FLOAT4, true, false>(a, stream);
+    if (f->elem == K_FLOAT4)
+        return f->group_cols == 16 ? packed_launch<NT, 8, true, true, false>(a, stream)
+                                   : packed_launch<NT, 4, true, true, false>(a, stream);
+    switch (f->group_cols) {
+    case 32: return packed_launch_codes<NT, 4>(a, stream);
+    case 64: return packed_launch_codes<NT, 2>(a, stream);
+    default: return packed_launch_codes<NT, 1>(a, stream);
+    }
 }
 
 /* The rows of p from `first` on. */
@@ -877,7 +858,7 @@ static int packed_run(const struct k_product *p, const struct packed_cut *cut, i
     args.has_zeros = p->w->format.has_zeros;
     args.columns = columns;
     args.is_half = p->w->format.scale == K_F16;
-    return packed_launch_format<1>(args, &p->w->format, stream);
+    return packed_launch_group<1>(args, &p->w->format, stream);
 }
 
 int product_packed(const struct k_product *p, int n, int n_sms, k_stream stream)

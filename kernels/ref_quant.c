@@ -44,7 +44,6 @@ void ref_round_bytes(const struct k_bytes *out, const float *x, int n, int dim)
         const float *row = x + (size_t)token * (size_t)dim;
         int8_t *to = out->data + (size_t)token * (size_t)dim;
         float largest = 0.0f, inverse;
-        int32_t sum = 0;
 
         for (int i = 0; i < dim; i++) /* a NaN stays */
             largest = isnan(largest) || largest > fabsf(row[i]) ? largest : fabsf(row[i]);
@@ -52,11 +51,9 @@ void ref_round_bytes(const struct k_bytes *out, const float *x, int n, int dim)
         for (int i = 0; i < dim; i++) {
             float value = rintf(row[i] * inverse);
 
-            to[K_BYTE_AT((size_t)i)] = (int8_t)(isnan(value) ? 0.0f : value);
-            sum += to[K_BYTE_AT((size_t)i)];
+            to[i] = (int8_t)(isnan(value) ? 0.0f : value);
         }
         out->scales[token] = largest / 127.0f;
-        out->sums[token] = sum;
     }
 }
 
@@ -73,6 +70,7 @@ static float number(enum k_type type, const void *from, size_t i)
     case K_BF16:
     case K_BF16_KEPT: memcpy((char *)&value + 2, bytes + 2 * i, 2); break;
     case K_E4M3: value = k_e4m3_value(bytes[i]); break;
+    case K_INT8: value = (float)(int8_t)bytes[i]; break;
     case K_E8M0:
     case K_E2M1:
     case K_Q4_0:
@@ -93,7 +91,6 @@ static float number(enum k_type type, const void *from, size_t i)
         value = (float)half;
         break;
     case K_INT4:
-    case K_INT8:
     case K_FLOAT4: break; /* dequantise_records() */
     case K_E5M3: value = ldexpf((float)(8 + bytes[i] % 8), bytes[i] / 8 - 34); break;
     }

@@ -2,69 +2,61 @@
  *
  * Products of many rows of 8-bit whole numbers with wgmma (bytes.h).
  *
- *   warpgroup 0 (producer)                ring in shared memory      warpgroups 1, 2 (consumers)
+ *   warpgroup 0 (producer)             ring in shared memory      warpgroups 1, 2 (consumers)
  *
- *    a lane of a warp: records of w  -->  W [0] .. [DEPTH - 1]  -->  registers --> wgmma: 64 rows
- *    a lane of another: rows of x    -->  X [0] .. [DEPTH - 1]  ----------------->  of w x 256 of x
- *        ^                                        |                        |
- *        '------------ empty barriers <-----------'                        v
- *                                                      zero, scales, bias -> shared memory -> y
+ *    a lane of a warp: rows of w   -->  W [0] .. [DEPTH - 1]  -->  registers --> wgmma: 64 rows
+ *    a lane of another: rows of x  -->  X [0] .. [DEPTH - 1]  ----------------->  of w x 256 of x
+ *        ^                                     |                        |
+ *        '---------- empty barriers <----------'                        v
+ *                                                   scales, bias -> shared memory -> y
  *
  * A tile is 128 rows of w and 256 of x; the second 128 are skipped where there are none. A stage is
- * a record of each strip, 128 columns. There is one block per multiprocessor, which takes every
- * so-many-th tile; tiles that run together have few rows of w and of x in common with many others,
- * so that both are read from the L2 cache. The producer goes on to the next tile while the
- * consumers finish one.
+ * 128 columns of both, with the TMA's 128-byte swizzle. There is one block per multiprocessor,
+ * which takes every so-many-th tile; tiles that run together have few rows of w and of x in common
+ * with many others, so that both are read from the L2 cache. The producer goes on to the next tile
+ * while the consumers finish one.
  *
- * A record's words hold the columns 2 q, 2 q + 1 and 2 q + 8, 2 q + 9 of rows g and g + 8; one byte
- * permutation of two words makes the four neighbours of a row that the instruction wants, and x has
- * its columns in that order (K_BYTE_AT). Codes are unsigned, x has a sign: from a sum the zero
- * point times the sum of the row of x is subtracted. All that is exact: 49,152 columns of 255 x 128
- * are less than 2^31. */
+ * w goes through registers, where ldmatrix puts it as the instruction wants it: from shared memory
+ * each of the two halves of x would read it again. Sums are exact: 49,152 columns of 128 x 128 are
+ * less than 2^31. */
 #include "kernels/bytes.h"
-#include "kernels/packed.cuh"
 #include "kernels/product.cuh"
 
-#define ROWS       128 /* of w, of a tile */
-#define STRIPS     (ROWS / K_PACKED_ROWS)
-#define COLS       256 /* rows of x, of a tile */
-#define GROUPS     2   /* warpgroups that multiply */
-#define DEPTH      4
-#define CONSUMERS  (GROUPS * 128)
-#define THREADS    (CONSUMERS + 128)
-#define GIVEN      56 /* registers */
-#define TAKEN      224
-#define X_ROWS     64 /* of a copy of x */
-#define CODE_BYTES (K_PACKED_ROWS * K_PACKED_COLS)
-#define W_BYTES    (STRIPS * CODE_BYTES)
-#define X_BYTES    (COLS * K_PACKED_COLS)
-#define CHUNK      64 /* rows of x that are written at a time */
-#define OUT_PITCH  144
-#define TOGETHER   8 /* tiles of x that are multiplied by the same rows of w, one after another */
+#define ROWS      128 /* of w, of a tile */
+#define COLS      256 /* rows of x, of a tile */
+#define GROUPS    2   /* warpgroups that multiply */
+#define DEPTH     4
+#define CONSUMERS (GROUPS * 128)
+#define THREADS   (CONSUMERS + 128)
+#define GIVEN     56 /* registers */
+#define TAKEN     224
+#define X_ROWS    64  /* of a copy of x */
+#define SLAB      128 /* columns of a stage */
+#define W_BYTES   (ROWS * SLAB)
+#define X_BYTES   (COLS * SLAB)
+#define CHUNK     64 /* rows of x that are written at a time */
+#define OUT_PITCH 144
+#define TOGETHER  8 /* tiles of x that are multiplied by the same rows of w, one after another */
 
 static_assert(128 * GIVEN + CONSUMERS * TAKEN <= THREADS * (65536 / THREADS / 8 * 8), "registers");
-static_assert((long)K_PACKED_IN_MAX * 255 * 128 < 1L << 31, "sums");
+static_assert((long)K_PACKED_IN_MAX * 128 * 128 < 1L << 31, "sums");
 
 struct bytes_shared {
     char x[DEPTH][X_BYTES];
     char w[DEPTH][W_BYTES];
     char out[GROUPS][CHUNK * OUT_PITCH];
     float scales[2][COLS]; /* of rows of x, of a tile and of the next */
-    int32_t sums[2][COLS];
     uint64_t full[DEPTH], empty[DEPTH];
 };
 
 static_assert(sizeof(struct bytes_shared) <= 227 * 1024, "shared memory");
 
 struct bytes_args {
-    const char *w;
     k_bf16 *y;
     const k_bf16 *bias;
-    const float *x_scales;
-    const int32_t *x_sums;
-    int n, n_out, n_records, record_bytes;
+    const float *scales, *x_scales;
+    int n, n_out, n_slabs;
     int w_tiles, x_tiles;
-    bool has_zeros, is_half;
 };
 
 struct bytes_tile {
@@ -83,26 +75,20 @@ static __device__ inline bytes_tile bytes_tile_of(const bytes_args &a, int tile)
 
 /* --- the producer ----------------------------------------------------------------------------- */
 
-/* By one lane: the codes of w of all tiles of this block. Rows beyond the matrix repeat its last
- * strip, and are not written. */
-static __device__ inline void bytes_produce_w(bytes_shared &s, const bytes_args &a, int n_all)
+/* By one lane: the rows of w of all tiles of this block. Rows beyond the matrix are filled with
+ * zeros, and not written. */
+static __device__ inline void bytes_produce_w(bytes_shared &s, const CUtensorMap *map,
+                                              const bytes_args &a, int n_all)
 {
-    size_t strip_bytes = (size_t)a.n_records * a.record_bytes;
     ring<DEPTH> at = {0, 1};
 
     for (int tile = blockIdx.x; tile < n_all; tile += gridDim.x) {
         const bytes_tile t = bytes_tile_of(a, tile);
-        int strip = t.row / K_PACKED_ROWS, last = a.n_out / K_PACKED_ROWS - 1;
 
-        for (int record = 0; record < a.n_records; record++) {
+        for (int slab = 0; slab < a.n_slabs; slab++) {
             barrier_wait(&s.empty[at.stage], at.parity);
             barrier_expect(&s.full[at.stage], W_BYTES);
-#pragma unroll
-            for (int i = 0; i < STRIPS; i++)
-                copy_to_shared(s.w[at.stage] + i * CODE_BYTES,
-                               a.w + (size_t)min(strip + i, last) * strip_bytes +
-                                   (size_t)(record * a.record_bytes),
-                               CODE_BYTES, &s.full[at.stage]);
+            tensor_load_3d(s.w[at.stage], map, &s.full[at.stage], slab * SLAB, t.row, 0);
             at.next();
         }
     }
@@ -118,12 +104,12 @@ static __device__ inline void bytes_produce_x(bytes_shared &s, const CUtensorMap
         const bytes_tile t = bytes_tile_of(a, tile);
         int n = (t.n_cols + X_ROWS - 1) / X_ROWS;
 
-        for (int record = 0; record < a.n_records; record++) {
+        for (int slab = 0; slab < a.n_slabs; slab++) {
             barrier_wait(&s.empty[at.stage], at.parity);
-            barrier_expect(&s.full[at.stage], (uint32_t)(n * X_ROWS * K_PACKED_COLS));
+            barrier_expect(&s.full[at.stage], (uint32_t)(n * X_ROWS * SLAB));
             for (int i = 0; i < n; i++)
-                tensor_load_3d(s.x[at.stage] + i * X_ROWS * K_PACKED_COLS, map, &s.full[at.stage],
-                               record * K_PACKED_COLS, t.col + i * X_ROWS, 0);
+                tensor_load_3d(s.x[at.stage] + i * X_ROWS * SLAB, map, &s.full[at.stage],
+                               slab * SLAB, t.col + i * X_ROWS, 0);
             at.next();
         }
     }
@@ -135,14 +121,14 @@ static __device__ inline void bytes_produce_x(bytes_shared &s, const CUtensorMap
     "+r"(c[i]), "+r"(c[i + 1]), "+r"(c[i + 2]), "+r"(c[i + 3]), "+r"(c[i + 4]), "+r"(c[i + 5]), \
         "+r"(c[i + 6]), "+r"(c[i + 7])
 
-/* c [64][128] += a [64][32] of unsigned bytes * transpose(b [128][32]) of bytes with a sign. */
+/* c [64][128] += a [64][32] * transpose(b [128][32]). */
 static __device__ __forceinline__ void bytes_multiply(int (&c)[64], const uint32_t (&a)[4],
                                                       uint64_t b)
 {
     asm volatile("{\n"
                  ".reg .pred p;\n"
                  "setp.ne.b32 p, 1, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n128k32.s32.u8.s8"
+                 "wgmma.mma_async.sync.aligned.m64n128k32.s32.s8.s8"
                  " {" SM90_STR64 "}, {%64, %65, %66, %67}, %68, p;\n"
                  "}"
                  : BYTES_EIGHT(0), BYTES_EIGHT(8), BYTES_EIGHT(16), BYTES_EIGHT(24),
@@ -157,21 +143,28 @@ static __device__ __forceinline__ void bytes_keep(int (&c)[64])
         asm volatile("" : "+r"(c[i])::"memory");
 }
 
-/* A warp's strip of a record as the first operand of four products of 32 columns. */
-static __device__ __forceinline__ void bytes_load_record(uint32_t (&a)[4][4], const char *strip)
+/* Where this lane's address in a stage of w begins: eight lanes give those of a matrix of 8 rows of
+ * 16 bytes; rows 8 further down come next, then both 16 bytes further on. */
+static __device__ inline uint32_t bytes_lane_at(void)
 {
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const uint4 words = *(const uint4 *)(strip + i * 512 + threadIdx.x % 32 * 16);
+    int lane = threadIdx.x % 32, row = ((int)threadIdx.x - 128) / 32 * 16 + lane % 16;
 
-        a[i][0] = __byte_perm(words.x, words.y, 0x6420);
-        a[i][1] = __byte_perm(words.x, words.y, 0x7531);
-        a[i][2] = __byte_perm(words.z, words.w, 0x6420);
-        a[i][3] = __byte_perm(words.z, words.w, 0x7531);
-    }
+    return (uint32_t)(row * SLAB + (lane / 16 ^ lane % 8) * 16);
 }
 
-/* Issue the products of a record with PARTS times 128 rows of x. */
+/* A warp's 16 rows of a slab as the first operand of four products of 32 columns; at: the lane's
+ * address. */
+static __device__ __forceinline__ void bytes_load_slab(uint32_t (&a)[4][4], uint32_t at)
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(a[i][0]), "=r"(a[i][1]), "=r"(a[i][2]), "=r"(a[i][3])
+                     : "r"(at ^ i * 32)
+                     : "memory");
+}
+
+/* Issue the products of a slab with PARTS times 128 rows of x. */
 template <int PARTS>
 static __device__ __forceinline__ void bytes_issue(int (&acc)[2][64], uint32_t (&a)[4][4],
                                                    const char *x)
@@ -185,36 +178,36 @@ static __device__ __forceinline__ void bytes_issue(int (&acc)[2][64], uint32_t (
     warpgroup_commit();
 }
 
-/* acc = a tile's sums. While the products of a record run, the next one goes to registers; a stage
+/* acc = a tile's sums. While the products of a slab run, the next one goes to registers; a stage
  * is given back when its own have ended. */
 template <int PARTS>
 static __device__ __forceinline__ void bytes_multiply_tile(int (&acc)[2][64], bytes_shared &s,
-                                                           ring<DEPTH> &at, int n_records)
+                                                           ring<DEPTH> &at, int n_slabs)
 {
-    int strip = ((int)threadIdx.x - 128) / 32 * CODE_BYTES, before = 0;
-    uint32_t a[2][4][4];
+    uint32_t own = bytes_lane_at(), a[2][4][4];
+    int before = 0;
 
 #pragma unroll
     for (int i = 0; i < PARTS * 64; i++)
         acc[i / 64][i % 64] = 0;
     barrier_wait(&s.full[at.stage], at.parity);
-    bytes_load_record(a[0], s.w[at.stage] + strip);
-    for (int first = 0; first < n_records; first += 2) {
+    bytes_load_slab(a[0], shared_addr(s.w[at.stage]) + own);
+    for (int first = 0; first < n_slabs; first += 2) {
 #pragma unroll
         for (int odd = 0; odd < 2; odd++) {
-            int record = first + odd;
+            int slab = first + odd;
 
-            if (record >= n_records)
+            if (slab >= n_slabs)
                 break;
             bytes_issue<PARTS>(acc, a[odd], s.x[at.stage]);
             warpgroup_wait<1>();
-            if (record > 0 && leads())
+            if (slab > 0 && leads())
                 barrier_arrive(&s.empty[before]);
             before = at.stage;
             at.next();
-            if (record + 1 < n_records) {
+            if (slab + 1 < n_slabs) {
                 barrier_wait(&s.full[at.stage], at.parity);
-                bytes_load_record(a[odd ^ 1], s.w[at.stage] + strip);
+                bytes_load_slab(a[odd ^ 1], shared_addr(s.w[at.stage]) + own);
             }
         }
     }
@@ -229,7 +222,6 @@ static __device__ __forceinline__ void bytes_multiply_tile(int (&acc)[2][64], by
 /* The numbers of a lane's rows g and g + 8 of w. */
 struct bytes_ends {
     float scale[2], bias[2];
-    int zero[2];
 };
 
 static __device__ inline bytes_ends bytes_ends_of(const bytes_args &a, int row)
@@ -238,12 +230,9 @@ static __device__ inline bytes_ends bytes_ends_of(const bytes_args &a, int row)
 
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        int own = min(row + 8 * i, a.n_out - 1), in_strip = own % K_PACKED_ROWS;
-        const char *record =
-            a.w + (size_t)(own / K_PACKED_ROWS) * a.n_records * a.record_bytes + CODE_BYTES;
+        int own = min(row + 8 * i, a.n_out - 1);
 
-        e.scale[i] = packed_scale(__ldg((const uint16_t *)record + in_strip), a.is_half);
-        e.zero[i] = a.has_zeros ? __ldg((const uint8_t *)record + 32 + in_strip) : 128;
+        e.scale[i] = __ldg(a.scales + own);
         e.bias[i] = a.bias != NULL ? load_bf16(a.bias + own) : 0.0f;
     }
     return e;
@@ -259,9 +248,9 @@ static __device__ inline void bytes_store_turned(uint32_t at, const uint32_t (&m
 }
 
 /* Put the outputs of CHUNK rows of x into shared memory [CHUNK][OUT_PITCH bytes]; c: their sums;
- * scales, sums: of the rows. */
+ * scales: of the rows. */
 static __device__ inline void bytes_stage_chunk(char *out, const bytes_ends &e, const int *c,
-                                                const float *scales, const int32_t *sums)
+                                                const float *scales)
 {
     int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32, row = lane % 8, matrix = lane / 8;
 
@@ -274,12 +263,9 @@ static __device__ inline void bytes_stage_chunk(char *out, const bytes_ends &e, 
             const int eight = j + i / 2, high = i % 2;
             const int *own = c + eight * 4 + high * 2;
             const float2 scale = *(const float2 *)(scales + eight * 8 + lane % 4 * 2);
-            const int2 sum = *(const int2 *)(sums + eight * 8 + lane % 4 * 2);
 
-            m[i] = pack_bf16(__fmaf_rn((float)(own[0] - e.zero[high] * sum.x),
-                                       e.scale[high] * scale.x, e.bias[high]),
-                             __fmaf_rn((float)(own[1] - e.zero[high] * sum.y),
-                                       e.scale[high] * scale.y, e.bias[high]));
+            m[i] = pack_bf16(__fmaf_rn((float)own[0], e.scale[high] * scale.x, e.bias[high]),
+                             __fmaf_rn((float)own[1], e.scale[high] * scale.y, e.bias[high]));
         }
         bytes_store_turned(shared_addr(out + ((j + matrix / 2) * 8 + row) * OUT_PITCH + warp * 32 +
                                        matrix % 2 * 16),
@@ -313,21 +299,18 @@ static __device__ __forceinline__ void bytes_consume(bytes_shared &s, const byte
         const bytes_ends ends = bytes_ends_of(a, t.row + own / 32 * 16 + own % 32 / 4);
         char *out = s.out[group];
 
-        if (own < t.n_cols) {
+        if (own < t.n_cols)
             s.scales[turn][own] = __ldg(a.x_scales + t.col + own);
-            s.sums[turn][own] = __ldg(a.x_sums + t.col + own);
-        }
         if (t.n_cols > 128)
-            bytes_multiply_tile<2>(acc, s, at, a.n_records);
+            bytes_multiply_tile<2>(acc, s, at, a.n_slabs);
         else
-            bytes_multiply_tile<1>(acc, s, at, a.n_records);
+            bytes_multiply_tile<1>(acc, s, at, a.n_slabs);
         named_sync(3, CONSUMERS);
 #pragma unroll
         for (int i = 0; i < COLS / CHUNK; i++) {
             if (i * CHUNK >= t.n_cols)
                 break;
-            bytes_stage_chunk(out, ends, acc[i / 2] + i % 2 * 32, s.scales[turn] + i * CHUNK,
-                              s.sums[turn] + i * CHUNK);
+            bytes_stage_chunk(out, ends, acc[i / 2] + i % 2 * 32, s.scales[turn] + i * CHUNK);
             named_sync(1 + group, 128);
             bytes_write_chunk(out, a, t.col + i * CHUNK, t.n_cols - i * CHUNK, t.row + group * 64);
             named_sync(1 + group, 128);
@@ -338,7 +321,8 @@ static __device__ __forceinline__ void bytes_consume(bytes_shared &s, const byte
 /* --- the kernel ------------------------------------------------------------------------------- */
 
 static __global__ void __launch_bounds__(THREADS, 1)
-    bytes_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ bytes_args a)
+    bytes_kernel(const __grid_constant__ CUtensorMap w_map,
+                 const __grid_constant__ CUtensorMap x_map, const __grid_constant__ bytes_args a)
 {
     extern __shared__ __align__(1024) char memory[];
     bytes_shared &s = *(bytes_shared *)memory;
@@ -356,7 +340,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     if (threadIdx.x < 128) {
         registers_give<GIVEN>();
         if (threadIdx.x == 0)
-            bytes_produce_w(s, a, n_all);
+            bytes_produce_w(s, &w_map, a, n_all);
         else if (threadIdx.x == 32)
             bytes_produce_x(s, &x_map, a, n_all);
     } else {
@@ -365,39 +349,42 @@ static __global__ void __launch_bounds__(THREADS, 1)
     }
 }
 
+/* Map n rows of bytes, of which a copy has `box_rows`. */
+static int bytes_encode_rows(CUtensorMap *map, const void *data, int n, int n_in, int box_rows)
+{
+    cuuint64_t row_bytes = (cuuint64_t)n_in;
+    cuuint64_t sizes[3] = {row_bytes, (cuuint64_t)n, 1};
+    cuuint64_t strides[2] = {row_bytes, (cuuint64_t)n * row_bytes};
+    cuuint32_t box[3] = {SLAB, (cuuint32_t)box_rows, 1};
+
+    return encode_boxes(map, true, (void *)(uintptr_t)data, 3, sizes, strides, box);
+}
+
 bool k_multiply_bytes_takes_sm90(const struct k_matrix *w)
 {
-    return w->format.elem == K_INT8 && w->format.rounds_x && w->format.group_cols == 128 &&
-           k_format_fits(&w->format, w->n_out, w->n_in);
+    return k_format_is_by_row(&w->format, K_INT8) && w->format.rounds_x && w->n_out % 16 == 0 &&
+           w->n_in % SLAB == 0 && w->n_in <= K_PACKED_IN_MAX;
 }
 
 int k_multiply_bytes_sm90(k_bf16 *y, const struct k_bytes *x, const struct k_matrix *w,
                           const k_bf16 *bias, int n, int n_sms, k_stream stream)
 {
-    const struct packed_shape shape = packed_shape_of(w);
-    const bytes_args a = {(const char *)w->data,
-                          y,
+    const bytes_args a = {y,
                           bias,
+                          (const float *)w->scales,
                           x->scales,
-                          x->sums,
                           n,
                           w->n_out,
-                          shape.n_records,
-                          shape.record_bytes,
+                          w->n_in / SLAB,
                           (w->n_out + ROWS - 1) / ROWS,
-                          (n + COLS - 1) / COLS,
-                          shape.has_zeros,
-                          shape.is_half};
-    cuuint64_t row_bytes = (cuuint64_t)w->n_in;
-    cuuint64_t sizes[3] = {row_bytes, (cuuint64_t)n, 1};
-    cuuint64_t strides[2] = {row_bytes, (cuuint64_t)n * row_bytes};
-    cuuint32_t box[3] = {K_PACKED_COLS, X_ROWS, 1};
-    CUtensorMap map;
+                          (n + COLS - 1) / COLS};
+    CUtensorMap w_map, x_map;
 
     if (!k_multiply_bytes_takes_sm90(w) ||
-        encode_boxes(&map, true, x->data, 3, sizes, strides, box) != 0 ||
+        bytes_encode_rows(&w_map, w->data, w->n_out, w->n_in, ROWS) != 0 ||
+        bytes_encode_rows(&x_map, x->data, n, w->n_in, X_ROWS) != 0 ||
         cudaFuncSetAttribute(bytes_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              (int)sizeof(bytes_shared)) != cudaSuccess)
         return -1;
-    return K_LAUNCH(bytes_kernel, n_sms, THREADS, sizeof(bytes_shared), stream, map, a);
+    return K_LAUNCH(bytes_kernel, n_sms, THREADS, sizeof(bytes_shared), stream, w_map, x_map, a);
 }

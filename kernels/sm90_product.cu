@@ -34,8 +34,9 @@
  * to 8][128 bytes], with e4m3 twice as many slabs; both with 128-byte swizzle, as wgmma reads them.
  * In the epilogue of a CTA's only tile, its sums reuse the stages.
  *
- * e4m3 goes through registers, where it becomes float16: wgmma can take its first operand from
- * there. x is float16 then, its pairs in the order in which ldmatrix gives those of w (K_HALF_AT).
+ * e4m3, or a byte with a sign, goes through registers, where it becomes float16: wgmma can take its
+ * first operand from there. x is float16 then, its pairs in the order in which ldmatrix gives those
+ * of w (K_HALF_AT).
  *
  * The first stages are loaded before the previous kernel has ended, but not all, because x waits in
  * the same queue. The numbers that loops and epilogues need are in registers by then (steady()).
@@ -313,6 +314,19 @@ static __device__ inline void wide_widen(uint32_t *low, uint32_t *high, uint32_t
         : "r"(four));
 }
 
+/* The same of bytes with a sign: 0x64 above a byte is 1024 more than the byte in float16. */
+static __device__ inline void wide_widen_signed(uint32_t *low, uint32_t *high, uint32_t four)
+{
+    uint32_t codes = four ^ 0x80808080U, less = 0xe480e480U; /* -1152, twice */
+
+    asm("add.rn.f16x2 %0, %1, %2;"
+        : "=r"(*low)
+        : "r"(__byte_perm(codes, 0x64646464U, 0x4140)), "r"(less));
+    asm("add.rn.f16x2 %0, %1, %2;"
+        : "=r"(*high)
+        : "r"(__byte_perm(codes, 0x64646464U, 0x4342)), "r"(less));
+}
+
 /* Multiply 64 elements of n_in; w is widened already. */
 template <int N>
 static __device__ __forceinline__ void wide_multiply_half_slab(float (&acc)[SUMS(N)][N / 2],
@@ -340,20 +354,26 @@ static __device__ __forceinline__ void wide_load_half_slab(uint32_t (&r)[2][4], 
 
 /* Widen the 64 elements to operands of four products: with the order of x, the pairs of a word are
  * those that a lane needs. */
+template <wide_form FORM>
 static __device__ __forceinline__ void wide_widen_half_slab(uint32_t (&a)[4][4],
                                                             const uint32_t (&r)[2][4])
 {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
+        if (FORM == WIDE_SIGNED) {
+            wide_widen_signed(&a[i][0], &a[i][2], r[i / 2][i % 2 * 2]);
+            wide_widen_signed(&a[i][1], &a[i][3], r[i / 2][i % 2 * 2 + 1]);
+            continue;
+        }
         wide_widen(&a[i][0], &a[i][2], r[i / 2][i % 2 * 2]);
         wide_widen(&a[i][1], &a[i][3], r[i / 2][i % 2 * 2 + 1]);
     }
 }
 
-/* Multiply a stage of e4m3, in two groups per slab: one group is loaded and one widened while
- * products run. Every group is waited for, else ptxas lets none run beside other code. `at` is this
- * lane's address, x is in units of 16 bytes. */
-template <int N>
+/* Multiply a stage of e4m3, or of bytes, in two groups per slab: one group is loaded and one
+ * widened while products run. Every group is waited for, else ptxas lets none run beside other
+ * code. `at` is this lane's address, x is in units of 16 bytes. */
+template <int N, wide_form FORM>
 static __device__ __forceinline__ void wide_multiply_e4m3(float (&acc)[SUMS(N)][N / 2], uint32_t at,
                                                           uint32_t x, int n_slabs, const rings &r)
 {
@@ -362,12 +382,12 @@ static __device__ __forceinline__ void wide_multiply_e4m3(float (&acc)[SUMS(N)][
     wide_load_half_slab(raw, at);
 #pragma unroll 1
     for (int s = 0; s < n_slabs; s++) {
-        wide_widen_half_slab(a[0], raw);
+        wide_widen_half_slab<FORM>(a[0], raw);
         wide_load_half_slab(raw, at ^ 64);
         wide_multiply_half_slab<N>(acc, a[0], x, r);
         x += r.x_slab;
         warpgroup_wait<1>();
-        wide_widen_half_slab(a[1], raw);
+        wide_widen_half_slab<FORM>(a[1], raw);
         at += r.slab * 16;
         if (s + 1 < n_slabs)
             wide_load_half_slab(raw, at);
@@ -428,8 +448,8 @@ static __device__ __forceinline__ void wide_multiply_tile(
             else if constexpr (FORM == WIDE_FLOATS)
                 codes_multiply_floats<N>(acc[block], w + lane, x, n_slabs, r.slab * 16, r.x_slab,
                                          r.x_rows, form);
-            else if constexpr (FORM == WIDE_E4M3)
-                wide_multiply_e4m3<N>(acc[block], w + lane, x, n_slabs, r);
+            else if constexpr (FORM == WIDE_E4M3 || FORM == WIDE_SIGNED)
+                wide_multiply_e4m3<N, FORM>(acc[block], w + lane, x, n_slabs, r);
             else
                 wide_multiply_bf16<N>(acc[block], w / 16, x, n_slabs, r);
             if (leads()) {
@@ -815,14 +835,17 @@ static int wide_choose_blocks(const maps &m, const wide_args &a, k_stream stream
 
 template <int N> static int wide_choose(const maps &m, const wide_args &a, k_stream stream)
 {
+    if (a.p.w->format.elem == K_INT8)
+        return wide_choose_blocks<N, WIDE_SIGNED>(m, a, stream);
     return k_format_reads_half(&a.p.w->format) ? wide_choose_blocks<N, WIDE_E4M3>(m, a, stream)
                                                : wide_choose_blocks<N, WIDE_PLAIN>(m, a, stream);
 }
 
-/* Plain bf16, and e4m3 with at most one scale per row. */
+/* Plain bf16, and e4m3 or bytes with at most one scale per row. */
 bool product_wide_takes(const struct k_matrix *w, int n)
 {
-    return (k_format_is_plain(&w->format) || k_format_is_by_row(&w->format, K_E4M3)) &&
+    return (k_format_is_plain(&w->format) || k_format_is_by_row(&w->format, K_E4M3) ||
+            k_format_is_by_row(&w->format, K_INT8)) &&
            w->n_in % product_cut_slab_cols(&w->format) == 0 && n >= 1 && n <= K_PRODUCT_ROWS_MAX;
 }
 

@@ -63,7 +63,7 @@ struct device_limits {
                                                 * without any */
     int n_choices;    /* experts that a router chooses from: those of all ranks */
     bool codes;       /* some matrices multiply codes (k_format_reads_codes()) */
-    bool packed;      /* some matrices are packed (k_format_is_packed()) */
+    bool packed;      /* some matrices are packed (k_format_is_packed()), or bytes by row */
     bool has_states;  /* some layers are recurrent */
     int state_shared; /* bytes of shared memory that a block of their kernels takes */
     int n_stages;     /* of the model; 0: one */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Products of any number of rows with packed matrices (k_format_is_packed()), and with e4m3 where
- * the kernels are portable; of few rows with e4m3 by row.
+ * Products of any number of rows with packed matrices (k_format_is_packed()), with bytes by row,
+ * and with e4m3 where the kernels are portable; of few rows with e4m3 by row.
  *
  * Few rows are multiplied with the codes. For many, a run of rows of the matrix becomes bfloat16 in
  * scratch memory, and cuBLASLt multiplies with it; the numbers are those of a matrix that was
@@ -33,7 +33,8 @@ int packed_reserve(struct cuda *c)
     return c->widened != NULL ? ERR_OK : ERR_NO_MEMORY;
 }
 
-/* K_PRODUCT_ROWS_MAX rows at a time. */
+/* K_PRODUCT_ROWS_MAX rows at a time. Where scratch memory is for widened matrices, up to ROWS_FEW
+ * rows of any length have room in it. */
 static int packed_run_few(struct cuda *c, const struct gemm_product *p)
 {
     struct k_product few = {
@@ -44,7 +45,7 @@ static int packed_run_few(struct cuda *c, const struct gemm_product *p)
 
     if (k_format_reads_half(&p->w->format)) {
         must((size_t)p->n * (size_t)p->w->n_in * sizeof(k_bf16) <= DEVICE_HALVED_BYTES ||
-             k_is_portable());
+             c->base.limits.packed || k_is_portable());
         rc = k_halve_rows(c->widened, x, (size_t)p->n * (size_t)p->w->n_in, c->stream);
         x = c->widened;
     }

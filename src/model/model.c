@@ -69,7 +69,7 @@ static int model_choose_types(struct model *m, const struct model_options *o)
         return ERR_INVALID;
     }
     if (rounds)
-        m->layers = is_int8 ? k_format_int8(K_BF16, K_PACKED_COLS, false) : k_format_by_row(K_E4M3);
+        m->layers = k_format_by_row(is_int8 ? K_INT8 : K_E4M3);
     if (rounds_head)
         m->head = k_format_by_row(K_E4M3);
     /* K_BF16 means plain: float32 on the cpu device. */

@@ -440,6 +440,17 @@ static struct k_format quant_packed_of(const struct quant_format *kind, const st
     return kind->codes != NULL ? quant_packed_config(config) : k_format_bare(K_BF16);
 }
 
+/* The scope of a scale of weights in the first group of compressed-tensors. */
+static const char *quant_strategy(const struct json *config)
+{
+    const struct json *groups = json_get_kind(config, "config_groups", JSON_OBJECT);
+    const struct json *weights = groups != NULL && groups->n > 0
+                                     ? json_get_kind(&groups->items[0], "weights", JSON_OBJECT)
+                                     : NULL;
+
+    return weights != NULL ? json_get_text(weights, "strategy", "tensor") : "";
+}
+
 int quant_read(struct quant_config *out, const struct json *config, char *why, size_t why_cap)
 {
     struct quant_reading reading = {.why = why, .why_cap = why_cap};
@@ -451,10 +462,19 @@ int quant_read(struct quant_config *out, const struct json *config, char *why, s
         kind = &converted_e4m3;
         reading.format = k_format_bare(K_BF16);
     }
-    if (reading.rc == ERR_OK)
-        *out = (struct quant_config){
-            .kind = kind, .format = reading.format, .packed = quant_packed_of(kind, config)};
-    return reading.rc;
+    if (reading.rc != ERR_OK)
+        return reading.rc;
+    *out = (struct quant_config){
+        .kind = kind, .format = reading.format, .packed = quant_packed_of(kind, config)};
+    out->rounds_x = quant_rounds_inputs(config);
+    if (kind->codes == &quant_codes_int8 && out->packed.elem == K_INT8 && !out->packed.has_zeros &&
+        out->packed.group_cols == K_PACKED_COLS &&
+        strcmp(quant_strategy(config), "channel") == 0) { /* random weights have that form, too */
+        out->packed = k_format_bare(K_BF16);
+        out->format = k_format_by_row(K_INT8);
+        out->format.rounds_x = out->rounds_x;
+    }
+    return ERR_OK;
 }
 
 /* --- numbers ------------------------------------------------------------------------------ */
@@ -841,8 +861,7 @@ static void quant_round_int8(float *out, const struct tensor *weight, int first,
         float scale = quant_int8_scale(weight, weight->data, at, cols);
 
         for (int col = 0; col < cols; col++, out++)
-            *out = (float)(quant_int8_code(quant_number(weight, at + (size_t)col), scale) - 128) *
-                   scale;
+            *out = (float)quant_int8_code(quant_number(weight, at + (size_t)col), scale) * scale;
     }
 }
 

@@ -72,6 +72,7 @@ struct quant_config {
     struct k_format format;          /* unless a tensor has a single scale */
     struct k_format packed;          /* of random weights, where tensors could be packed; else
                                       * plain */
+    bool rounds_x;                   /* inputs may be rounded as k_format.rounds_x says */
 };
 
 /* The scales of a tensor of weights: one number per group of its elements. */
@@ -162,7 +163,11 @@ int quant_dequantise(float *out, const struct quant_part *p, void *bytes, int fi
  * zero points. */
 bool quant_packs(struct k_format *out, const struct quant_part *p);
 
-/* The scale of a row of floats that are packed. */
+/* Is a part bytes with a sign (K_INT8), with one scale for each row, no zero points, and all
+ * elements of a row in one place? */
+bool quant_is_bytes(const struct quant_part *p);
+
+/* The scale of a row of floats that are packed, or of bytes. */
 float quant_row_scale(const struct quant_part *p, int row);
 
 /* Columns first .. first + n - 1 of a row: whole groups. */
@@ -171,13 +176,17 @@ struct quant_run {
 };
 
 /* The codes of a run, with the scales and zero points of their groups in the format `as`; bytes are
- * all of the part's data. Plain numbers are rounded to K_INT8: a row's scale is the least of
- * bfloat16 with which no code but the outermost is cut. Any thread. */
+ * all of the part's data. Any thread. */
 void quant_codes(const struct k_unpacked *to, const struct quant_part *p, const struct k_format *as,
                  const uint8_t *bytes, struct quant_run run);
 
+/* A run of a row of plain numbers, rounded to bytes with a sign; returns the scale of the whole
+ * row. bytes are all of the part's data. Any thread. */
+float quant_bytes(uint8_t *out, const struct quant_part *p, const uint8_t *bytes,
+                  struct quant_run run);
+
 /* out [n][cols] = rows first .. first + n - 1 of a BF16, F16 or F32 tensor, rounded with one scale
- * per row and back: to 8-bit whole numbers as quant_codes() does, or, if elem is another, to e4m3.
+ * per row and back: to 8-bit whole numbers as quant_bytes() does, or, if elem is another, to e4m3.
  * ERR_NO_MEMORY. Any thread. */
 int quant_round(float *out, const struct tensor *weight, int first, int n, int cols,
                 enum k_type elem) ERR_CHECKED;

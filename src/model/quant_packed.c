@@ -565,6 +565,12 @@ static bool packed_has_zeros(const struct quant_part *p)
     return false;
 }
 
+bool quant_is_bytes(const struct quant_part *p)
+{
+    return p->kind != NULL && p->kind->codes == &quant_codes_int8 && p->group == p->cols &&
+           !packed_has_zeros(p);
+}
+
 bool quant_packs(struct k_format *out, const struct quant_part *p)
 {
     bool is_row = p->group == p->cols, is_half, has_zeros;
@@ -609,47 +615,36 @@ float quant_int8_scale(const struct tensor *t, const uint8_t *bytes, size_t at, 
     if (scale < 0x1p-120f) /* a row of zeros */
         scale = 0x1p-120f;
     memcpy(&bits, &scale, 4);
-    bits = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000U; /* to bfloat16 */
+    bits = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000U; /* as checkpoints have it */
     memcpy(&scale, &bits, 4);
     return scale;
 }
 
-uint8_t quant_int8_code(float x, float scale)
+int8_t quant_int8_code(float x, float scale)
 {
     float code = rintf(x / scale);
 
-    return (uint8_t)(int)((code < -128.0f ? -128.0f : code > 127.0f ? 127.0f : code) + 128.0f);
+    return (int8_t)(code < -128.0f ? -128.0f : code > 127.0f ? 127.0f : code);
 }
 
-/* quant_codes() of plain numbers. */
-static void packed_round(const struct k_unpacked *to, const struct quant_part *p, int group,
-                         const uint8_t *bytes, struct quant_run run)
+float quant_bytes(uint8_t *out, const struct quant_part *p, const uint8_t *bytes,
+                  struct quant_run run)
 {
     size_t at = (size_t)run.row * (size_t)p->cols;
     float scale = quant_int8_scale(p->data, bytes, at, p->cols);
     struct tensor row = *p->data;
-    uint32_t bits;
 
     row.data = bytes;
-    memcpy(&bits, &scale, 4);
     for (int i = 0; i < run.n; i++)
-        to->codes[i] = quant_int8_code(quant_number(&row, at + (size_t)(run.first + i)), scale);
-    for (int i = 0; i < run.n / group; i++) {
-        to->scales[2 * i] = (uint8_t)(bits >> 16);
-        to->scales[2 * i + 1] = (uint8_t)(bits >> 24);
-    }
+        out[i] = (uint8_t)quant_int8_code(quant_number(&row, at + (size_t)(run.first + i)), scale);
+    return scale;
 }
 
 void quant_codes(const struct k_unpacked *to, const struct quant_part *p, const struct k_format *as,
                  const uint8_t *bytes, struct quant_run run)
 {
-    const struct quant_codes *codes;
+    const struct quant_codes *codes = p->kind->codes;
 
-    if (p->kind == NULL) {
-        packed_round(to, p, as->group_cols, bytes, run);
-        return;
-    }
-    codes = p->kind->codes;
     if (as->elem == K_FLOAT4) {
         quant_float_codes(to, p, bytes, run);
         return;
@@ -664,13 +659,12 @@ void quant_codes(const struct k_unpacked *to, const struct quant_part *p, const 
     }
 }
 
-/* Does every group ask for inputs of 8-bit whole numbers, with a scale for each token that is
- * computed from it? */
-static bool packed_rounds_inputs(const struct json *groups)
+bool quant_rounds_inputs(const struct json *config)
 {
-    bool all = groups->n > 0;
+    const struct json *groups = json_get_kind(config, "config_groups", JSON_OBJECT);
+    bool all = groups != NULL && groups->n > 0;
 
-    for (uint32_t i = 0; i < groups->n; i++) {
+    for (uint32_t i = 0; all && i < groups->n; i++) {
         const struct json *inputs =
             json_get_kind(&groups->items[i], "input_activations", JSON_OBJECT);
 
@@ -695,19 +689,13 @@ struct k_format quant_packed_config(const struct json *config)
     int64_t group = json_get_int(from, "group_size", -1);
     bool has_zeros = !json_get_bool(from, weights != NULL ? "symmetric" : "sym", true) ||
                      json_get_bool(from, "zero_point", false);
-    struct k_format format;
-    bool rounds_x;
-
     if (strcmp(json_get_text(from, "type", "int"), "int") != 0 || (bits != 4 && bits != 8))
         return k_format_bare(K_BF16);
-    rounds_x = groups != NULL && bits == 8 && group < 0 && packed_rounds_inputs(groups);
     if (group < 0)
         group = K_PACKED_COLS;
     if (group != 32 && group != 64 && group != 128)
         return k_format_bare(K_BF16);
-    if (bits == 4)
-        return k_format_packed(weights != NULL ? K_BF16 : K_F16, (int)group, has_zeros);
-    format = k_format_int8(weights != NULL ? K_BF16 : K_F16, (int)group, has_zeros);
-    format.rounds_x = rounds_x;
-    return format;
+    if (bits == 8)
+        return k_format_int8(weights != NULL ? K_BF16 : K_F16, (int)group, has_zeros);
+    return k_format_packed(weights != NULL ? K_BF16 : K_F16, (int)group, has_zeros);
 }

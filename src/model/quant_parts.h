@@ -86,11 +86,15 @@ extern const struct quant_floats quant_floats_nvfp4, quant_floats_modelopt, quan
 void quant_float_codes(const struct k_unpacked *to, const struct quant_part *p,
                        const uint8_t *bytes, struct quant_run run);
 
-/* Round a row of plain numbers to 8-bit whole numbers plus 128: the scale, which bfloat16 has, and
- * codes of elements first .. first + n - 1 with it. `bytes` are the tensor's, with the row's first
- * element at `at`. */
+/* Rounding of a row of plain numbers to 8-bit whole numbers: its scale, the least with which none
+ * is cut, rounded to bfloat16, and the code of an element. `bytes` are the tensor's, with the row's
+ * first element at `at`. */
 float quant_int8_scale(const struct tensor *t, const uint8_t *bytes, size_t at, int cols);
-uint8_t quant_int8_code(float x, float scale);
+int8_t quant_int8_code(float x, float scale);
+
+/* Does every group of compressed-tensors ask for inputs of 8-bit whole numbers, with a scale for
+ * each token that is computed from it? */
+bool quant_rounds_inputs(const struct json *config);
 
 /* The packed format of random weights that a quantization_config describes; plain if none. */
 struct k_format quant_packed_config(const struct json *config);

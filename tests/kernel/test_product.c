@@ -39,6 +39,21 @@ static void random_e4m3(float *w, uint8_t *bytes, size_t n, bool small)
     }
 }
 
+/* Random bytes with a sign, their values in w. */
+static void random_bytes(float *w, uint8_t *bytes, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        w[i] = floorf(gpu_uniform() * 128.0f);
+        bytes[i] = (uint8_t)(int8_t)w[i];
+    }
+}
+
+/* Has a matrix of the type a scale for each row, and does it read x as float16? */
+static bool is_scaled(enum k_type type)
+{
+    return type == K_E4M3 || type == K_INT8;
+}
+
 /* One product: what it reads, and what it wrote last, as floats. */
 struct run {
     enum k_product_kind kind;
@@ -90,14 +105,17 @@ static void run_open(struct run *r, enum k_product_kind kind, struct shape s, en
     if (type == K_E4M3) {
         r->w = malloc(n_w * sizeof *r->w);
         random_e4m3(r->w, bytes, n_w, small);
+    } else if (type == K_INT8) {
+        r->w = malloc(n_w * sizeof *r->w);
+        random_bytes(r->w, bytes, n_w);
     } else {
         r->w = gpu_random(n_w, 0.1f);
     }
     r->dev_w = (struct k_matrix){.n_out = s.n_out, .n_in = s.n_in};
-    if (type == K_E4M3)
-        r->dev_w.format = k_format_by_row(K_E4M3);
-    r->dev_w.data = type == K_E4M3 ? gpu_array(bytes, n_w) : (void *)gpu_bf16(r->w, n_w);
-    r->dev_w.scales = type == K_E4M3 ? gpu_array(r->scales, (size_t)s.n_out * 4) : NULL;
+    if (is_scaled(type))
+        r->dev_w.format = k_format_by_row(type);
+    r->dev_w.data = is_scaled(type) ? gpu_array(bytes, n_w) : (void *)gpu_bf16(r->w, n_w);
+    r->dev_w.scales = is_scaled(type) ? gpu_array(r->scales, (size_t)s.n_out * 4) : NULL;
     r->dev_bias = gpu_bf16(r->bias, (size_t)s.n_out);
     r->dev_norm = gpu_bf16(r->norm, (size_t)s.n_out);
     r->dev_sums_in = gpu_array(r->sums_in, n_x / 16 * 4);
@@ -119,7 +137,7 @@ static void run_close(struct run *r)
 static void run_reference(struct run *r, int n)
 {
     struct k_matrix w = {.data = r->w,
-                         .scales = r->type == K_E4M3 ? r->scales : NULL,
+                         .scales = is_scaled(r->type) ? r->scales : NULL,
                          .n_out = r->s.n_out,
                          .n_in = r->s.n_in};
     struct k_product p = product_of(r, n);
@@ -146,7 +164,7 @@ static void run_device(struct run *r, const float *x, int n, int n_like)
     float *f;
 
     p.w = &r->dev_w;
-    p.x = r->type == K_E4M3 ? gpu_half(x, n_x) : (void *)gpu_bf16(x, n_x);
+    p.x = is_scaled(r->type) ? gpu_half(x, n_x) : (void *)gpu_bf16(x, n_x);
     p.bias = n_like > 2 ? r->dev_bias : NULL;
     p.sums_in = n_like % 2 == 1 ? r->dev_sums_in : NULL;
     p.norm = r->dev_norm;
@@ -187,7 +205,10 @@ static void compare_rows(struct run *r, int n)
     run_device(r, r->x, n, n);
     memcpy(first, r->y, used * 4);
     (void)snprintf(name, sizeof name, "kind %d, %s %d x %d, %d rows", (int)r->kind,
-                   r->type == K_E4M3 ? "e4m3" : "bf16", r->s.n_out, r->s.n_in, n);
+                   r->type == K_E4M3   ? "e4m3"
+                   : r->type == K_INT8 ? "int8"
+                                       : "bf16",
+                   r->s.n_out, r->s.n_in, n);
     if (is_float || residual)
         gpu_compare(r->y, r->want, used, limit, worst, name);
     else
@@ -218,7 +239,8 @@ static void compare_rows(struct run *r, int n)
 static void compare_kind(enum k_product_kind kind, struct shape s, enum k_type type, bool small,
                          int n_max, bool all)
 {
-    const struct k_matrix w = {.format = {.elem = type}, .n_out = s.n_out, .n_in = s.n_in};
+    const struct k_format format = is_scaled(type) ? k_format_by_row(type) : k_format_bare(type);
+    const struct k_matrix w = {.format = format, .n_out = s.n_out, .n_in = s.n_in};
     struct run r = {0};
 
     for (int n = 1; n <= n_max; n += all || n < 5 ? 1 : n < 11 ? 3 : n < 32 ? 7 : 13) {
@@ -336,6 +358,21 @@ static void compare_packed(enum k_product_kind kind, struct shape s, struct k_fo
         compare_rows(&r, n);
     free(row_scales);
     run_close(&r);
+}
+
+/* Bytes by row. */
+static void compare_all_signed(void)
+{
+    static const struct shape shapes[] = {{64, 128},   {1040, 512}, {96, 1024},
+                                          {512, 7168}, {6144, 512}, {256, 28672}};
+    static const struct shape large[] = {{36000, 128}, {28672, 256}, {4096, 1024}, {20480, 128}};
+
+    for (int i = 0; i < (int)(4 * sizeof shapes / sizeof shapes[0]); i++)
+        compare_kind((enum k_product_kind)(K_PRODUCT_PLAIN + i % 4), shapes[i / 4], K_INT8, false,
+                     64, i / 4 == 1);
+    for (int i = 0; i < (int)(4 * sizeof large / sizeof large[0]); i++)
+        compare_kind((enum k_product_kind)(K_PRODUCT_PLAIN + i % 4), large[i / 4], K_INT8, false,
+                     58, false);
 }
 
 /* Codes of 8 bits: the smallest and the largest matrix of a tile, several tiles and passes; a scale
@@ -532,6 +569,7 @@ int main(int argc, char **argv)
         if (strcmp(argv[1], "bytes") != 0)
             compare_all_packed();
         compare_all_bytes();
+        compare_all_signed();
         device_close(gpu);
         return tap_done();
     }
@@ -552,6 +590,7 @@ int main(int argc, char **argv)
     }
     compare_all_packed();
     compare_all_bytes();
+    compare_all_signed();
     for (size_t i = 0; i < sizeof shared / sizeof shared[0]; i++)
         compare_shared(&shared[i]);
     for (int i = 0; i < 2; i++) {
