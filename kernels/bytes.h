@@ -14,7 +14,7 @@ extern "C" {
 
 /* Rows of x as whole numbers: element = data * scale. */
 struct k_bytes {
-    int8_t *data;  /* [n][dim] */
+    int8_t *data;  /* [n][dim], elements as K_BYTE_AT */
     float *scales; /* [n]: largest magnitude / 127; no number if an element is none */
 };
 

@@ -16,6 +16,7 @@ static __device__ inline uint32_t bytes_round_two(uint32_t two, float inverse)
     return __byte_perm((uint32_t)low, (uint32_t)high, 0x0040);
 }
 
+/* Elements 2 q, 2 q + 1, 2 q + 8 and 2 q + 9 of 16. */
 static __device__ inline uint32_t bytes_round_four(uint32_t two, uint32_t next, float inverse)
 {
     return __byte_perm(bytes_round_two(two, inverse), bytes_round_two(next, inverse), 0x5410);
@@ -60,8 +61,8 @@ static __global__ void __launch_bounds__(THREADS)
         uint4 a = from[2 * i], b = from[2 * i + 1];
 
         to[i] =
-            make_uint4(bytes_round_four(a.x, a.y, inverse), bytes_round_four(a.z, a.w, inverse),
-                       bytes_round_four(b.x, b.y, inverse), bytes_round_four(b.z, b.w, inverse));
+            make_uint4(bytes_round_four(a.x, b.x, inverse), bytes_round_four(a.y, b.y, inverse),
+                       bytes_round_four(a.z, b.z, inverse), bytes_round_four(a.w, b.w, inverse));
     }
     if (threadIdx.x == 0)
         scales[blockIdx.x] = largest / 127.0f;

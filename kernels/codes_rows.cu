@@ -14,17 +14,16 @@ struct widen_args {
     size_t n;                           /* sixteens */
 };
 
-/* Eight bytes with a sign, times a scale. */
-static __device__ inline uint4 codes_scaled_bytes(uint32_t low, uint32_t high, float scale)
+/* Eight bytes with a sign, times a scale: the first two of each word from bit `from` on. */
+static __device__ inline uint4 codes_scaled_bytes(const uint4 &words, int from, float scale)
 {
-    const uint32_t words[2] = {low, high};
-    float v[8];
+    const uint32_t word[4] = {words.x >> from, words.y >> from, words.z >> from, words.w >> from};
+    uint32_t two[4];
 
 #pragma unroll
-    for (int i = 0; i < 8; i++)
-        v[i] = (float)(int8_t)(words[i / 4] >> i % 4 * 8) * scale;
-    return make_uint4(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]), pack_bf16(v[4], v[5]),
-                      pack_bf16(v[6], v[7]));
+    for (int i = 0; i < 4; i++)
+        two[i] = pack_bf16((float)(int8_t)word[i] * scale, (float)(int8_t)(word[i] >> 8) * scale);
+    return make_uint4(two[0], two[1], two[2], two[3]);
 }
 
 template <bool IS_INT8>
@@ -44,8 +43,8 @@ static __global__ void __launch_bounds__(THREADS) widen_codes_kernel(const widen
         scale = a.block == 0 ? a.scales[row]
                              : a.scales[(size_t)(row / a.block) * a.scale_cols + col / a.block];
     if (IS_INT8) {
-        *(uint4 *)(a.out + i * 16) = codes_scaled_bytes(codes.x, codes.y, scale);
-        *(uint4 *)(a.out + i * 16 + 8) = codes_scaled_bytes(codes.z, codes.w, scale);
+        *(uint4 *)(a.out + i * 16) = codes_scaled_bytes(codes, 0, scale);
+        *(uint4 *)(a.out + i * 16 + 8) = codes_scaled_bytes(codes, 16, scale);
         return;
     }
     *(uint4 *)(a.out + i * 16) = scaled_eight(make_uint2(codes.x, codes.y), scale);

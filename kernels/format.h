@@ -25,8 +25,8 @@
  * scales of their own (ref_blocks()). Those of 32 elements come first, then those of 256. K_INT4 is
  * codes of 4 bits in records with their scales and zeros (packed.h), K_FLOAT4 e2m1 in records with
  * scales of K_E5M3: a byte without sign, (8 + its lower 3 bits) * 2^(its upper 5 - 34), at most
- * 1.875 and never 0. K_INT8 is bytes with a sign and a scale for each row, or, in groups, codes of
- * 8 bits in records. */
+ * 1.875 and never 0. K_INT8 is bytes with a sign in the order of K_BYTE_AT and a scale for each
+ * row, or, in groups, codes of 8 bits in records. */
 enum k_type {
     K_BF16,
     K_E4M3,
@@ -233,6 +233,10 @@ K_BOTH bool k_format_is_mxfp4(const struct k_format *f)
            f->group_cols == K_MXFP4_GROUP && !f->has_zeros && !f->has_global;
 }
 
+/* The place of element i of a row of bytes (K_INT8 by row): of each 16 the order in which a lane's
+ * word is two neighbours and the two 8 further on, as the tensor cores take them. */
+#define K_BYTE_AT(i) (((i) & ~(size_t)15) | ((i)&6) << 1 | ((i) >> 2 & 2) | ((i)&1))
+
 /* Codes in records (packed.h), with a scale for each group of a row. */
 K_BOTH bool k_format_is_packed(const struct k_format *f)
 {
@@ -259,7 +263,7 @@ K_BOTH bool k_format_reads_codes(const struct k_format *f)
 /* Products of few rows with this format read their input as float16, in the order of K_HALF_AT. */
 K_BOTH bool k_format_reads_half(const struct k_format *f)
 {
-    return f->elem == K_E4M3 || (f->elem == K_INT8 && f->group_cols == 0);
+    return f->elem == K_E4M3;
 }
 
 /* The zero of codes in records that have none. */

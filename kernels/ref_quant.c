@@ -51,7 +51,7 @@ void ref_round_bytes(const struct k_bytes *out, const float *x, int n, int dim)
         for (int i = 0; i < dim; i++) {
             float value = rintf(row[i] * inverse);
 
-            to[i] = (int8_t)(isnan(value) ? 0.0f : value);
+            to[K_BYTE_AT((size_t)i)] = (int8_t)(isnan(value) ? 0.0f : value);
         }
         out->scales[token] = largest / 127.0f;
     }

@@ -34,9 +34,9 @@
  * to 8][128 bytes], with e4m3 twice as many slabs; both with 128-byte swizzle, as wgmma reads them.
  * In the epilogue of a CTA's only tile, its sums reuse the stages.
  *
- * e4m3, or a byte with a sign, goes through registers, where it becomes float16: wgmma can take its
- * first operand from there. x is float16 then, its pairs in the order in which ldmatrix gives those
- * of w (K_HALF_AT).
+ * e4m3 goes through registers, where it becomes float16: wgmma can take its first operand from
+ * there. x is float16 then, its pairs in the order in which ldmatrix gives those of w (K_HALF_AT).
+ * Bytes with a sign become bfloat16 there; w has that order itself (K_BYTE_AT).
  *
  * The first stages are loaded before the previous kernel has ended, but not all, because x waits in
  * the same queue. The numbers that loops and epilogues need are in registers by then (steady()).
@@ -314,21 +314,21 @@ static __device__ inline void wide_widen(uint32_t *low, uint32_t *high, uint32_t
         : "r"(four));
 }
 
-/* The same of bytes with a sign: 0x64 above a byte is 1024 more than the byte in float16. */
+/* Four bytes with a sign as pairs of bfloat16, each divided by SIGNED_UNIT. A byte without sign in
+ * the low half of a bfloat16 is byte * 2^-133 (packed.cuh). */
+#define SIGNED_UNIT 64.0f
+
 static __device__ inline void wide_widen_signed(uint32_t *low, uint32_t *high, uint32_t four)
 {
-    uint32_t codes = four ^ 0x80808080U, less = 0xe480e480U; /* -1152, twice */
+    const uint32_t power = 0x7f007f00U, less = 0xc000c000U; /* 2^127, -128 / 64 */
+    uint32_t bytes = four ^ 0x80808080U;
 
-    asm("add.rn.f16x2 %0, %1, %2;"
-        : "=r"(*low)
-        : "r"(__byte_perm(codes, 0x64646464U, 0x4140)), "r"(less));
-    asm("add.rn.f16x2 %0, %1, %2;"
-        : "=r"(*high)
-        : "r"(__byte_perm(codes, 0x64646464U, 0x4342)), "r"(less));
+    *low = codes_fused(__byte_perm(bytes, 0, 0x4140), power, less);
+    *high = codes_fused(__byte_perm(bytes, 0, 0x4342), power, less);
 }
 
 /* Multiply 64 elements of n_in; w is widened already. */
-template <int N>
+template <int N, wide_form FORM>
 static __device__ __forceinline__ void wide_multiply_half_slab(float (&acc)[SUMS(N)][N / 2],
                                                                uint32_t (&a)[4][4], uint32_t x,
                                                                const rings &r)
@@ -336,8 +336,12 @@ static __device__ __forceinline__ void wide_multiply_half_slab(float (&acc)[SUMS
     keep(a), keep(acc[0]), keep(acc[SUMS(N) - 1]);
     warpgroup_begin();
 #pragma unroll
-    for (int i = 0; i < 4; i++)
-        multiply_half_rows(acc[i % SUMS(N)], a[i], wide_whole(r.x_rows, x + 2 * i), 1);
+    for (int i = 0; i < 4; i++) {
+        if (FORM == WIDE_SIGNED)
+            multiply_rows(acc[i % SUMS(N)], a[i], wide_whole(r.x_rows, x + 2 * i), 1);
+        else
+            multiply_half_rows(acc[i % SUMS(N)], a[i], wide_whole(r.x_rows, x + 2 * i), 1);
+    }
     warpgroup_commit();
 }
 
@@ -384,14 +388,14 @@ static __device__ __forceinline__ void wide_multiply_e4m3(float (&acc)[SUMS(N)][
     for (int s = 0; s < n_slabs; s++) {
         wide_widen_half_slab<FORM>(a[0], raw);
         wide_load_half_slab(raw, at ^ 64);
-        wide_multiply_half_slab<N>(acc, a[0], x, r);
+        wide_multiply_half_slab<N, FORM>(acc, a[0], x, r);
         x += r.x_slab;
         warpgroup_wait<1>();
         wide_widen_half_slab<FORM>(a[1], raw);
         at += r.slab * 16;
         if (s + 1 < n_slabs)
             wide_load_half_slab(raw, at);
-        wide_multiply_half_slab<N>(acc, a[1], x, r);
+        wide_multiply_half_slab<N, FORM>(acc, a[1], x, r);
         x += r.x_slab;
         warpgroup_wait<1>();
     }
@@ -472,10 +476,10 @@ static __device__ __forceinline__ void wide_multiply_tile(
 
 /* --- the helper warps ------------------------------------------------------------------------- */
 
-/* 1 / sqrt(mean square) of the rows of x; by three warps, each several rows at a time. These reads
+/* `unit` / sqrt(mean square) of the rows of x; by three warps, each several rows at a time. These reads
  * are queued after all copies of weights in flight, two microseconds late: so as much as possible
  * is requested at once. */
-static __device__ void wide_find_inverse(float *inverse, const wide_args &a, int helper)
+static __device__ void wide_find_inverse(float *inverse, const wide_args &a, float unit, int helper)
 {
     const int ROWS = 8, FOURS = 2; /* rows that a lane requests at a time; fours per row */
     int lane = threadIdx.x % 32, n_sums = a.p.sums_in == NULL ? 0 : a.p.n_sums;
@@ -512,7 +516,7 @@ static __device__ void wide_find_inverse(float *inverse, const wide_args &a, int
         for (int row_idx = 0; row_idx < ROWS; row_idx++) {
             if (first + 3 * row_idx < a.n)
                 inverse[first + 3 * row_idx] =
-                    n_sums == 0 ? 1.0f : rsqrtf(sum[row_idx] * share + a.p.eps);
+                    n_sums == 0 ? unit : unit * rsqrtf(sum[row_idx] * share + a.p.eps);
         }
     }
 }
@@ -653,13 +657,15 @@ static __device__ __forceinline__ void wide_produce(const cta &own, const wide_a
 }
 
 /* The helper warps: the inverse norms, for which the consumers wait before the first epilogue. */
+template <wide_form FORM>
 static __device__ __forceinline__ void wide_help(const cta &own, const wide_args &a)
 {
     wide_fetch_constants(a, own.k.tile, own.rank);
     asm volatile("griddepcontrol.wait;" ::: "memory");
     if (a.c.n_split > 1)
         cluster_wait();
-    wide_find_inverse(own.inverse, a, own.warp - WORKERS / 32 - 1);
+    wide_find_inverse(own.inverse, a, FORM == WIDE_SIGNED ? SIGNED_UNIT : 1.0f,
+                      own.warp - WORKERS / 32 - 1);
     named_arrive(1, THREADS - 32);
 }
 
@@ -705,7 +711,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     if (warp == WORKERS / 32) {
         wide_produce<MB, KIND, FORM>(own, a, &w_map, &tail_map, &x_map);
     } else if (warp > WORKERS / 32) {
-        wide_help(own, a);
+        wide_help<FORM>(own, a);
     } else {
         facts t = end_facts_of<KIND, WIDE_SCALED(FORM)>(
             a, inverse,

@@ -17,7 +17,7 @@
 #include "kernels/product.cuh"
 #include "kernels/product_cut.h"
 
-/* Elements of w: bfloat16; e4m3 or bytes with a sign, for which x is float16; codes in records:
+/* Elements of w: bfloat16; e4m3, for which x is float16; bytes with a sign; codes in records:
  * integers of 4 or 8 bits, a record of which is one group or several, or floats. */
 enum wide_form {
     WIDE_PLAIN,

@@ -45,7 +45,7 @@ static int packed_run_few(struct cuda *c, const struct gemm_product *p)
 
     if (k_format_reads_half(&p->w->format)) {
         must((size_t)p->n * (size_t)p->w->n_in * sizeof(k_bf16) <= DEVICE_HALVED_BYTES ||
-             c->base.limits.packed || k_is_portable());
+             k_is_portable());
         rc = k_halve_rows(c->widened, x, (size_t)p->n * (size_t)p->w->n_in, c->stream);
         x = c->widened;
     }

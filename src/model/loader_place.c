@@ -268,6 +268,8 @@ int loader_place_bytes(void *context, size_t idx, struct device_pipe *pipe, size
         return ERR_OK;
     if (to->part.kind != NULL && to->part.kind->unpack != NULL)
         to->part.kind->unpack(pipe->bytes, bytes);
+    if (to->use == BYTES_COPIED && to->part.format.elem == K_INT8)
+        quant_order_bytes(pipe->bytes, bytes);
     if (loader_is_gathered(to))
         return loader_gather(loader, idx, pipe->bytes, at, bytes);
     if (to->use == BYTES_TURNED)

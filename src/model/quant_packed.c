@@ -627,6 +627,17 @@ int8_t quant_int8_code(float x, float scale)
     return (int8_t)(code < -128.0f ? -128.0f : code > 127.0f ? 127.0f : code);
 }
 
+void quant_order_bytes(uint8_t *bytes, size_t n)
+{
+    uint8_t ordered[16];
+
+    for (size_t i = 0; i < n; i += 16) {
+        for (size_t k = 0; k < 16; k++)
+            ordered[K_BYTE_AT(k)] = bytes[i + k];
+        memcpy(bytes + i, ordered, 16);
+    }
+}
+
 float quant_bytes(uint8_t *out, const struct quant_part *p, const uint8_t *bytes,
                   struct quant_run run)
 {
@@ -636,7 +647,8 @@ float quant_bytes(uint8_t *out, const struct quant_part *p, const uint8_t *bytes
 
     row.data = bytes;
     for (int i = 0; i < run.n; i++)
-        out[i] = (uint8_t)quant_int8_code(quant_number(&row, at + (size_t)(run.first + i)), scale);
+        out[K_BYTE_AT((size_t)i)] =
+            (uint8_t)quant_int8_code(quant_number(&row, at + (size_t)(run.first + i)), scale);
     return scale;
 }
 

@@ -25,6 +25,7 @@ struct bytes_matrix {
 static struct bytes_matrix make_matrix(struct shape s)
 {
     size_t n = (size_t)s.n_out * (size_t)s.n_in;
+    int8_t *ordered = malloc(n);
     struct bytes_matrix m = {malloc(n),
                              malloc((size_t)s.n_out * sizeof(float)),
                              {.format = k_format_by_row(K_INT8), .n_out = s.n_out, .n_in = s.n_in}};
@@ -34,7 +35,10 @@ static struct bytes_matrix make_matrix(struct shape s)
     for (int row = 0; row < s.n_out; row++)
         m.scales[row] = 0.001f * gpu_uniform();
     m.dev.format.rounds_x = true;
-    m.dev.data = gpu_array(m.codes, n);
+    for (size_t i = 0; i < n; i++)
+        ordered[K_BYTE_AT(i)] = m.codes[i];
+    m.dev.data = gpu_array(ordered, n);
+    free(ordered);
     m.dev.scales = gpu_array(m.scales, (size_t)s.n_out * sizeof(float));
     return m;
 }
@@ -85,7 +89,7 @@ static float exact(const struct bytes_matrix *r, const struct k_bytes *x, int to
     int32_t sum = 0;
 
     for (int i = 0; i < n_in; i++)
-        sum += data[i] * codes[i];
+        sum += data[K_BYTE_AT((size_t)i)] * codes[i];
     return fmaf((float)sum, r->scales[row] * x->scales[token], bias);
 }
 

@@ -44,11 +44,11 @@ static void random_bytes(float *w, uint8_t *bytes, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
         w[i] = floorf(gpu_uniform() * 128.0f);
-        bytes[i] = (uint8_t)(int8_t)w[i];
+        bytes[K_BYTE_AT(i)] = (uint8_t)(int8_t)w[i];
     }
 }
 
-/* Has a matrix of the type a scale for each row, and does it read x as float16? */
+/* Has a matrix of the type a scale for each row? */
 static bool is_scaled(enum k_type type)
 {
     return type == K_E4M3 || type == K_INT8;
@@ -164,7 +164,7 @@ static void run_device(struct run *r, const float *x, int n, int n_like)
     float *f;
 
     p.w = &r->dev_w;
-    p.x = is_scaled(r->type) ? gpu_half(x, n_x) : (void *)gpu_bf16(x, n_x);
+    p.x = r->type == K_E4M3 ? gpu_half(x, n_x) : (void *)gpu_bf16(x, n_x);
     p.bias = n_like > 2 ? r->dev_bias : NULL;
     p.sums_in = n_like % 2 == 1 ? r->dev_sums_in : NULL;
     p.norm = r->dev_norm;

@@ -378,7 +378,7 @@ static void test_rounded(void)
         for (int i = 0; i < COLS; i++)
             most = fmaxf(most, fabsf(own[i]));
         for (int i = 0; i < COLS; i++) {
-            float got = (float)(int8_t)codes[row * COLS + i] * scale;
+            float got = (float)(int8_t)codes[(size_t)(row * COLS) + K_BYTE_AT((size_t)i)] * scale;
 
             n_other += got != rounded[row * COLS + i] || (row == 3 && got != 0.0f);
             worst = fmax(worst, most > 0.0f ? (double)(fabsf(own[i] - got) / most) : 0.0);
