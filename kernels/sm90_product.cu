@@ -476,9 +476,9 @@ static __device__ __forceinline__ void wide_multiply_tile(
 
 /* --- the helper warps ------------------------------------------------------------------------- */
 
-/* `unit` / sqrt(mean square) of the rows of x; by three warps, each several rows at a time. These reads
- * are queued after all copies of weights in flight, two microseconds late: so as much as possible
- * is requested at once. */
+/* `unit` / sqrt(mean square) of the rows of x; by three warps, each several rows at a time. These
+ * reads are queued after all copies of weights in flight, two microseconds late: so as much as
+ * possible is requested at once. */
 static __device__ void wide_find_inverse(float *inverse, const wide_args &a, float unit, int helper)
 {
     const int ROWS = 8, FOURS = 2; /* rows that a lane requests at a time; fours per row */

@@ -183,8 +183,8 @@ void quant_codes(const struct k_unpacked *to, const struct quant_part *p, const 
 /* Put n bytes of whole rows, multiples of 16, in the order of K_BYTE_AT. Any thread. */
 void quant_order_bytes(uint8_t *bytes, size_t n);
 
-/* A run of a row of plain numbers, rounded to bytes with a sign, in that order; returns the scale of the whole
- * row. bytes are all of the part's data. Any thread. */
+/* A run of a row of plain numbers, rounded to bytes with a sign, in that order; returns the scale
+ * of the whole row. bytes are all of the part's data. Any thread. */
 float quant_bytes(uint8_t *out, const struct quant_part *p, const uint8_t *bytes,
                   struct quant_run run);
 
