@@ -166,7 +166,9 @@ K_BOTH int k_type_block(enum k_type type)
         return 2;
     if (type == K_INT4 || type == K_FLOAT4)
         return 128; /* the columns of a record */
-    return type < K_Q4_0 || type == K_F16 || type == K_E5M3 ? 1 : type < K_Q2_K ? 32 : 256;
+    return type < K_Q4_0 || type == K_F16 || type == K_E5M3 || type == K_INT8 ? 1
+           : type < K_Q2_K                                                    ? 32
+                                                                              : 256;
 }
 
 /* Bytes of a block, with its scales. */
