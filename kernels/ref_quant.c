@@ -98,7 +98,7 @@ static float number(enum k_type type, const void *from, size_t i)
 }
 
 /* Dequantise n elements from `at` on that share a scale and a zero; values has the numbers of all
- * 8-bit codes. */
+ * 8-bit codes. Of K_INT8 they are a row. */
 static void run_of(float *out, const struct k_matrix *w, size_t at, int n, const float *values,
                    float zero, float scale)
 {
@@ -106,7 +106,9 @@ static void run_of(float *out, const struct k_matrix *w, size_t at, int n, const
 
     if (k_type_bits(w->format.elem) == 8) {
         for (int i = 0; i < n; i++)
-            out[i] = (values[bytes[i]] - zero) * scale;
+            out[i] = (values[bytes[w->format.elem == K_INT8 ? K_BYTE_AT((size_t)i) : (size_t)i]] -
+                      zero) *
+                     scale;
         return;
     }
     for (int i = 0; i < n; i++)
