@@ -14,9 +14,8 @@
  *
  *   in    terms 16 c .. 16 c + 15 of each 64 are the lane's: of rows g and g + 8 of a, of row g of
  *         x
- *   out   terms 4 c .. 4 c + 3 of each 16: 16 bytes of these rows of b, columns 8 g .. 8 g + 7,
- *         which are two rows m of each of four fragments. Its results: 8 columns of rows 2 c and
- *         2 c + 1
+ *   out   terms 4 c .. 4 c + 3 of each 16, of rows 8 g .. 8 g + 7 of b, which are two rows m of
+ *         each of four fragments. Its results: 8 columns of rows 2 c and 2 c + 1
  *
  * x as float16 is the sum of two numbers in bfloat16, and t of three, so they lose nothing.
  *
@@ -30,7 +29,7 @@
 #include <algorithm>
 
 #include "kernels/activation.cuh"
-#include "kernels/adapter.h"
+#include "kernels/adapter.cuh"
 #include "kernels/attn_chunk.cuh"
 #include "kernels/common.cuh"
 
@@ -75,16 +74,6 @@ static __device__ inline float *adapter_inner(const k_adapting &a, int split, in
     return a.t + (((size_t)split * a.of.n_parts + part) * a.n + row) * K_ADAPT_STRIDE(a.rank_max);
 }
 
-/* Two numbers as N pairs in bfloat16, each the rest that the ones before leave. */
-template <int N> static __device__ inline void adapter_divide(uint32_t parts[N], float x, float y)
-{
-#pragma unroll
-    for (int i = 0; i < N; i++) {
-        parts[i] = pack_bf16(x, y);
-        x -= low_half(parts[i]), y -= high_half(parts[i]);
-    }
-}
-
 /* --- in ------------------------------------------------------------------------------------- */
 
 /* Which word of a row of a belongs to word i of 16 elements of x: K_HALF_AT() has their pairs in
@@ -92,34 +81,6 @@ template <int N> static __device__ inline void adapter_divide(uint32_t parts[N],
 template <bool HALF> static __device__ inline int adapter_word(int i)
 {
     return !HALF ? i : i < 4 ? 2 * i : 2 * i - 7;
-}
-
-/* Elements at .. at + 15 of a row of n; zeros behind its end. */
-static __device__ inline void adapter_load_run(uint32_t words[8], const k_bf16 *row, int at, int n)
-{
-    if (n % 16 == 0) {
-        uint4 zero = make_uint4(0, 0, 0, 0);
-        uint4 first = at < n ? ((const uint4 *)(row + at))[0] : zero;
-        uint4 second = at < n ? ((const uint4 *)(row + at))[1] : zero;
-
-        words[0] = first.x, words[1] = first.y, words[2] = first.z, words[3] = first.w;
-        words[4] = second.x, words[5] = second.y, words[6] = second.z, words[7] = second.w;
-        return;
-    }
-    for (int i = 0; i < 8; i++) {
-        int k = at + 2 * i;
-
-        words[i] = (k < n ? row[k] : 0U) | (k + 1 < n ? (uint32_t)row[k + 1] << 16 : 0U);
-    }
-}
-
-static __device__ inline void adapter_fetch_line(const void *p)
-{
-#ifdef gridDim
-    (void)p; /* played on the host */
-#else
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
-#endif
 }
 
 /* A warp's part of t: fragment of 16 ranks x 8 rows. Ranks and rows that do not exist repeat the
@@ -244,7 +205,8 @@ static __device__ inline void adapter_fetch(const k_adapting &a)
 
             for (int at = first; at < one.rank * a.n_in * 2; at += stride)
                 adapter_fetch_line((const char *)one.a + at);
-            for (int at = first; at < one.rank * a.of.parts[part].n_out * 2; at += stride)
+            for (int at = first; at < K_ADAPT_STRIDE(one.rank) * a.of.parts[part].n_out * 2;
+                 at += stride)
                 adapter_fetch_line((const char *)one.b + at);
         }
     }
@@ -275,12 +237,6 @@ static __global__ void __launch_bounds__(IN_THREADS) adapter_in_kernel(const k_a
 
 /* --- out ------------------------------------------------------------------------------------ */
 
-/* The same column of two rows of b: a pair of terms. */
-static __device__ inline uint32_t adapter_pair(uint32_t first, uint32_t second, int column)
-{
-    return __byte_perm(first, second, column == 0 ? 0x5410 : 0x7632);
-}
-
 /* Four ranks of a row's t: the sums of all splits. */
 static __device__ inline float4 adapter_ranks(const k_adapting &a, int part, int row, int k)
 {
@@ -304,39 +260,36 @@ struct adapter_eight {
 static __device__ inline adapter_eight adapter_out_sums(const k_adapting &a, const segment &s,
                                                         int part, int column, bool goes_on)
 {
-    int g = threadIdx.x % 32 / 4, c = threadIdx.x % 4, n_out = a.of.parts[part].n_out;
+    int g = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
     int row = s.rows[min(g, s.n - 1)];
     float sum[4][4] = {};
+    const k_bf16 *b;
     adapter_eight to;
     k_adapter one = {};
+    int stride;
 
     if (s.slot >= 0)
         one = a.of.parts[part].slots[s.slot];
+    stride = K_ADAPT_STRIDE(one.rank);
+    b = (const k_bf16 *)one.b + (size_t)(column - a.of.parts[part].first) * stride;
     for (int k = 0; k < one.rank; k += GROUP) {
-        const k_bf16 *b = (const k_bf16 *)one.b + (column - a.of.parts[part].first);
-        uint32_t right[4][4], low_terms[3], high_terms[3];
+        uint32_t low_terms[3], high_terms[3];
+        uint2 terms[8];
         float4 t;
 
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            int term = min(k + c * 4 + i, one.rank - 1); /* t is 0 behind the last one */
-            uint4 x = *(const uint4 *)(b + (size_t)term * n_out);
-
-            if (goes_on && g == 0)
-                adapter_fetch_line(b + (size_t)term * n_out + TILE);
-
-            right[i][0] = x.x, right[i][1] = x.y, right[i][2] = x.z, right[i][3] = x.w;
-        }
+        for (int i = 0; i < 8; i++)
+            terms[i] = *(const uint2 *)(b + i * stride + k + c * 4);
+        if (goes_on)
+            adapter_fetch_line(b + TILE * stride + k + c * 2 * stride);
         wait_for_previous();
         t = adapter_ranks(a, part, row, k + c * 4);
         adapter_divide<3>(low_terms, t.x, t.y);
         adapter_divide<3>(high_terms, t.z, t.w);
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            uint32_t left[4] = {adapter_pair(right[0][j], right[1][j], 0),
-                                adapter_pair(right[0][j], right[1][j], 1),
-                                adapter_pair(right[2][j], right[3][j], 0),
-                                adapter_pair(right[2][j], right[3][j], 1)};
+            uint32_t left[4] = {terms[2 * j].x, terms[2 * j + 1].x, terms[2 * j].y,
+                                terms[2 * j + 1].y};
 
             for (int i = 0; i < 3; i++)
                 chunk_multiply(sum[j], left, low_terms[i], high_terms[i]);
@@ -504,7 +457,8 @@ static __global__ void __launch_bounds__(OUT_THREADS) adapter_out_odd_kernel(con
         one = a.of.parts[part].slots[s.slot];
         for (int j = 0; j < s.n; j++) {
             size_t at = (size_t)s.rows[j] * a.n_out + column;
-            const k_bf16 *b = (const k_bf16 *)one.b + (column - a.of.parts[part].first);
+            const k_bf16 *b = (const k_bf16 *)one.b +
+                              (size_t)(column - a.of.parts[part].first) * K_ADAPT_STRIDE(one.rank);
             float sum = 0.0f;
 
             for (int k = 0; k < one.rank; k++) {
@@ -512,7 +466,7 @@ static __global__ void __launch_bounds__(OUT_THREADS) adapter_out_odd_kernel(con
 
                 for (int split = 0; split < adapter_splits(a.n_in); split++)
                     t += adapter_inner(a, split, part, s.rows[j])[k];
-                sum = __fmaf_rn(t, load_bf16(b + (size_t)k * a.of.parts[part].n_out), sum);
+                sum = __fmaf_rn(t, load_bf16(b + k), sum);
             }
             sum *= one.scale;
             if (KIND == K_PRODUCT_FLOAT)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Attention of few decodes over latents of 512 + 64 in bf16 (latent.h), bound by latency.
+ * Attention of few decodes over latents of 512 + 64 (latent.h), bound by latency.
  *
  *   keys --cp.async--> two stages [32][576] --+-- scores, 8 warps: 8 keys, half of the columns
  *   queries [32 heads][576] ------------------+        |  shared memory
@@ -18,8 +18,11 @@
  * two tiles are requested before the kernel in front has ended; the last key after that, if that
  * kernel writes it (sm90_latent_front.cu). A plan without `overlap` waits first.
  *
+ * Keys of e4m3 come as they are; the thread that has copied some widens them, for a tile at a time.
+ *
  * Bits: of a decode they depend on its keys and on the number of decodes. */
 #include "kernels/attn_chunk.cuh"
+#include "kernels/e4m3.cuh"
 #include "kernels/latent.cuh"
 #include "kernels/latent_few.cuh"
 
@@ -31,6 +34,7 @@
 #define THREADS    (WARPS * 32)
 #define STAGES     2
 #define ROOM       (ROW + 8)  /* elements of a row in shared memory: eight rows meet all banks */
+#define RAW_ROOM   (ROW + 16) /* bytes of a row of e4m3 */
 #define WEIGHTS    (KEYS + 8) /* likewise */
 #define SCORES     (KEYS + 4)
 #define TOKENS_MAX 16 /* decodes times blocks of heads */
@@ -44,17 +48,20 @@ struct few_args {
     const int32_t *decode_seqs;
     latent_few_part *parts;
     int n_heads, most;
-    float scale; /* times log2(e) */
+    float scale;              /* times log2(e), and the scale of e4m3 */
+    float k_scale, out_scale; /* of e4m3, of largest scores and of sums in parts */
     bool overlaps;
     bool is_fresh; /* the last key is of the kernel in front */
 };
 
+/* raw: keys of e4m3, of which a tile at a time is widened to the first stage; else not there. */
 struct few_shared {
     bf16 keys[STAGES][KEYS * ROOM];
     bf16 queries[HEADS * ROOM];
     float scores[2][HEADS][SCORES]; /* of each half of the columns */
     bf16 weights[HEADS * WEIGHTS];
     float shrink[HEADS];
+    unsigned char raw[STAGES][KEYS * RAW_ROOM];
 };
 
 /* A block's work, the same in all threads. */
@@ -85,25 +92,44 @@ static __device__ inline few_job few_job_of(const few_args &a)
 
 /* --- copies --------------------------------------------------------------------------------- */
 
-/* Request a key by a warp, or make it zero. */
-static __device__ inline void few_request_key(bf16 *to, const k_bf16 *from, bool is_there)
-{
-#pragma unroll
-    for (int chunk = 0; chunk < (ROW / 8 + 31) / 32; chunk++) {
-        int at = (chunk * 32 + (int)threadIdx.x % 32) * 8;
+/* Bytes of a row in shared memory, and elements of 16 bytes. */
+template <bool E4M3> struct few_form {
+    static const int ROOM_BYTES = E4M3 ? RAW_ROOM : ROOM * 2;
+    static const int ELEMS = E4M3 ? 16 : 8;
+    static const int CHUNKS = ROW / ELEMS;
+};
 
-        if (at >= ROW)
+/* A stage of tiles as they are in memory. */
+template <bool E4M3> static __device__ inline char *few_stage(few_shared &s, int stage)
+{
+    return E4M3 ? (char *)s.raw[stage] : (char *)s.keys[stage];
+}
+
+/* Request a key by a warp, or make it zero. */
+template <bool E4M3>
+static __device__ inline void few_request_key(char *to, const few_args &a, const few_job &job,
+                                              int pos)
+{
+    size_t elem = key_elem(a.kv, job.pages, min(pos, job.len - 1), 0);
+    const char *from = (const char *)a.kv.pages + elem * (E4M3 ? 1 : 2);
+
+#pragma unroll
+    for (int i = 0; i < (few_form<E4M3>::CHUNKS + 31) / 32; i++) {
+        int chunk = i * 32 + (int)threadIdx.x % 32;
+
+        if (chunk >= few_form<E4M3>::CHUNKS)
             break;
-        if (is_there)
-            chunk_copy16(to + at, from + at);
+        if (pos < job.len)
+            chunk_copy16((bf16 *)(to + chunk * 16), (const k_bf16 *)(from + chunk * 16));
         else
-            *(uint4 *)(to + at) = make_uint4(0, 0, 0, 0);
+            *(uint4 *)(to + chunk * 16) = make_uint4(0, 0, 0, 0);
     }
 }
 
 /* Request a tile of keys, if there is one, but not key `but`; keys behind the last one are zeros.
  * The group of copies is closed in any case. A warp has four keys. */
-static __device__ inline void few_request_keys(bf16 *to, const few_args &a, const few_job &job,
+template <bool E4M3>
+static __device__ inline void few_request_keys(char *to, const few_args &a, const few_job &job,
                                                int tile, int but)
 {
     if (tile < job.last) {
@@ -112,14 +138,14 @@ static __device__ inline void few_request_keys(bf16 *to, const few_args &a, cons
             int row = (int)threadIdx.x / 32 * (KEYS / WARPS) + i, pos = tile * KEYS + row;
 
             if (pos != but)
-                few_request_key(to + row * ROOM, key_row(a.kv, job.pages, min(pos, job.len - 1), 0),
-                                pos < job.len);
+                few_request_key<E4M3>(to + row * few_form<E4M3>::ROOM_BYTES, a, job, pos);
         }
     }
     chunk_end_group();
 }
 
 /* Request a key of the first two tiles, if it is there. */
+template <bool E4M3>
 static __device__ inline void few_request_last(few_shared &s, const few_args &a, const few_job &job,
                                                int pos)
 {
@@ -127,8 +153,25 @@ static __device__ inline void few_request_last(few_shared &s, const few_args &a,
 
     if (tile < job.last && tile - job.tile < STAGES && tile >= job.tile &&
         (int)threadIdx.x / 32 == row / (KEYS / WARPS))
-        few_request_key(s.keys[tile - job.tile] + row * ROOM, key_row(a.kv, job.pages, pos, 0),
-                        true);
+        few_request_key<E4M3>(
+            few_stage<E4M3>(s, tile - job.tile) + row * few_form<E4M3>::ROOM_BYTES, a, job, pos);
+}
+
+/* A tile of e4m3 as bf16: a thread widens what it has copied, which has come. */
+static __device__ inline void few_widen(bf16 *keys, const unsigned char *raw)
+{
+#pragma unroll 1
+    for (int i = 0; i < KEYS / WARPS; i++) {
+        int row = (int)threadIdx.x / 32 * (KEYS / WARPS) + i;
+
+        for (int chunk = threadIdx.x % 32; chunk < few_form<true>::CHUNKS; chunk += 32) {
+            uint4 x = *(const uint4 *)(raw + row * RAW_ROOM + chunk * 16);
+            uint4 *to = (uint4 *)(keys + row * ROOM + chunk * 16);
+
+            to[0] = widen_eight(make_uint2(x.x, x.y));
+            to[1] = widen_eight(make_uint2(x.z, x.w));
+        }
+    }
 }
 
 static __device__ inline void few_request_queries(bf16 *to, const few_args &a, const few_job &job)
@@ -260,16 +303,17 @@ static __device__ inline void few_write(const few_args &a, const few_job &job,
             continue;
 #pragma unroll
         for (int j = 0; j < 8; j++)
-            *(float2 *)&part->acc[row][warp * 64 + j * 8 + lane % 4 * 2] =
-                make_float2(acc[i / 2][j][i % 2 * 2], acc[i / 2][j][i % 2 * 2 + 1]);
+            *(float2 *)&part->acc[row][warp * 64 + j * 8 + lane % 4 * 2] = make_float2(
+                acc[i / 2][j][i % 2 * 2] * a.out_scale, acc[i / 2][j][i % 2 * 2 + 1] * a.out_scale);
     }
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         if (lane == 0)
-            part->top[warp * 4 + i] = r.top[i], part->sum[warp * 4 + i] = r.sum[i];
+            part->top[warp * 4 + i] = r.top[i] * a.k_scale, part->sum[warp * 4 + i] = r.sum[i];
     }
 }
 
+template <bool E4M3>
 static __global__ void __launch_bounds__(THREADS, 2) attn_latent_few_kernel(const few_args a)
 {
     extern __shared__ __align__(16) char shared[];
@@ -283,25 +327,31 @@ static __global__ void __launch_bounds__(THREADS, 2) attn_latent_few_kernel(cons
         wait_for_previous();
     job = few_job_of(a);
     fresh = a.is_fresh ? job.len - 1 : -1;
-    few_request_keys(s.keys[0], a, job, job.tile, fresh);
-    few_request_keys(s.keys[1], a, job, job.tile + 1, fresh);
+    few_request_keys<E4M3>(few_stage<E4M3>(s, 0), a, job, job.tile, fresh);
+    few_request_keys<E4M3>(few_stage<E4M3>(s, 1), a, job, job.tile + 1, fresh);
     if (a.overlaps)
         wait_for_previous();
     let_next_begin();
     if (job.tile >= job.last)
         return;
     if (fresh >= 0)
-        few_request_last(s, a, job, fresh);
+        few_request_last<E4M3>(s, a, job, fresh);
     few_request_queries(s.queries, a, job);
 #pragma unroll
     for (int i = 0; i < 4; i++)
         r.top[i] = NOTHING, r.sum[i] = 0.0f;
     chunk_wait_groups<0>();
-    __syncthreads();
+    if (!E4M3)
+        __syncthreads();
 #pragma unroll 1
     for (int tile = job.tile; tile < job.last; tile++) {
-        bf16 *keys = s.keys[(tile - job.tile) % STAGES];
+        int stage = (tile - job.tile) % STAGES;
+        bf16 *keys = s.keys[E4M3 ? 0 : stage];
 
+        if (E4M3) {
+            few_widen(keys, s.raw[stage]);
+            __syncthreads();
+        }
         few_score(s, keys);
         __syncthreads();
         few_soften(s, r, a.scale, tile * KEYS + (int)threadIdx.x % 32 < job.len);
@@ -311,7 +361,7 @@ static __global__ void __launch_bounds__(THREADS, 2) attn_latent_few_kernel(cons
             break;
         chunk_wait_groups<0>(); /* the next tile */
         __syncthreads();
-        few_request_keys(keys, a, job, tile + 2, -1);
+        few_request_keys<E4M3>(few_stage<E4M3>(s, stage), a, job, tile + 2, -1);
     }
     few_write(a, job, acc, r);
 }
@@ -321,10 +371,13 @@ static __global__ void __launch_bounds__(THREADS, 2) attn_latent_few_kernel(cons
 int k_latent_is_few(const struct k_attn_plan *plan, const struct k_kv *kv,
                     const struct k_latent_shape *s, int n_tokens)
 {
+    size_t elems = kv->type == K_E4M3 ? 16 : 8; /* of a copy */
+
     return !k_is_portable() && plan->n_tiles == 0 && plan->n_decodes == n_tokens &&
            plan->n_decodes >= 1 && plan->n_decodes * latent_few_blocks(s->n_heads) <= TOKENS_MAX &&
-           kv->type == K_BF16 && kv->head_dim == ROW && kv->value_dim == VALUES &&
-           kv->page_elems % 8 == 0 && kv->layer_elems % 8 == 0 && latent_is_even(s);
+           (kv->type == K_BF16 || kv->type == K_E4M3) && kv->head_dim == ROW &&
+           kv->value_dim == VALUES && kv->page_elems % elems == 0 && kv->layer_elems % elems == 0 &&
+           latent_is_even(s);
 }
 
 int k_latent_attend(const k_bf16 *q, const struct k_kv *kv, const struct k_tokens *t,
@@ -332,18 +385,25 @@ int k_latent_attend(const k_bf16 *q, const struct k_kv *kv, const struct k_token
                     k_stream stream)
 {
     int most = latent_few_parts(plan->n_decodes, n_heads);
-    few_args args = {q,
-                     *kv,
-                     *t,
-                     plan->decode_seqs,
-                     (latent_few_part *)plan->work,
-                     n_heads,
-                     most,
-                     scale * LOG2_E,
-                     plan->overlap != 0,
-                     is_fresh};
+    bool is_e4m3 = kv->type == K_E4M3;
+    dim3 grid(most, latent_few_blocks(n_heads), plan->n_decodes);
+    few_args args = {};
 
-    return LATENT_LAUNCH(attn_latent_few_kernel,
-                         dim3(most, latent_few_blocks(n_heads), plan->n_decodes), THREADS,
-                         sizeof(few_shared), stream, args);
+    args.q = q;
+    args.kv = *kv;
+    args.t = *t;
+    args.decode_seqs = plan->decode_seqs;
+    args.parts = (latent_few_part *)plan->work;
+    args.n_heads = n_heads;
+    args.most = most;
+    args.k_scale = is_e4m3 ? kv->k_scale : 1.0f;
+    args.out_scale = is_e4m3 ? kv->v_scale : 1.0f;
+    args.scale = scale * LOG2_E * args.k_scale;
+    args.overlaps = plan->overlap != 0;
+    args.is_fresh = is_fresh;
+    if (is_e4m3)
+        return LATENT_LAUNCH(attn_latent_few_kernel<true>, grid, THREADS, sizeof(few_shared),
+                             stream, args);
+    return LATENT_LAUNCH(attn_latent_few_kernel<false>, grid, THREADS, offsetof(few_shared, raw),
+                         stream, args);
 }

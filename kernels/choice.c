@@ -107,6 +107,27 @@ int k_multiply_bytes(k_bf16 *y, const struct k_bytes *x, const struct k_matrix *
     return -1;
 }
 
+/* The portable kernels do not wait for each other's blocks. */
+bool k_adapt_joins(const struct k_adapting *a)
+{
+#ifdef HAVE_SM90
+    return !k_is_portable() && a->meet != NULL && k_adapt_joins_sm90(a);
+#else
+    (void)a;
+    return false;
+#endif
+}
+
+int k_adapt_join(const struct k_adapting *a, k_stream stream)
+{
+#ifdef HAVE_SM90
+    return k_adapt_join_sm90(a, stream);
+#else
+    (void)a, (void)stream;
+    return -1;
+#endif
+}
+
 /* Hopper's kernels for attention take no soft cap: on its GPUs, too, the portable ones do. */
 static bool attn_is_portable(const struct k_kv *kv)
 {

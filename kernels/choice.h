@@ -5,6 +5,7 @@
 #ifndef QUIRE_KERNELS_CHOICE_H
 #define QUIRE_KERNELS_CHOICE_H
 
+#include "kernels/adapter.h"
 #include "kernels/latent.h"
 
 #ifdef __cplusplus
@@ -16,6 +17,8 @@ int k_multiply_takes_portable(const struct k_matrix *w, int n);
 int k_multiply_bucket_sm90(const struct k_matrix *w, int n);
 int k_multiply_bucket_portable(const struct k_matrix *w, int n);
 int k_multiply_sm90(const struct k_product *p, int n, int n_sms, k_stream stream);
+bool k_adapt_joins_sm90(const struct k_adapting *a);
+int k_adapt_join_sm90(const struct k_adapting *a, k_stream stream);
 int k_multiply_portable(const struct k_product *p, int n, int n_sms, k_stream stream);
 
 int k_attn_is_brief_sm90(const struct k_attn_plan *plan, const struct k_kv *kv, int n_heads);

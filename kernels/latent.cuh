@@ -91,29 +91,38 @@ int k_latent_values_even(void *out, bool is_half, const k_bf16 *in, const struct
 #define LATENT_LAUNCH(kernel, grid, block, smem, stream, args) \
     latent_launch((kernel), dim3(grid), (block), (smem), (stream), (args))
 
+/* The same; `ranks` neighbours along y are a cluster. */
+#define LATENT_LAUNCH_CLUSTER(kernel, grid, block, smem, ranks, stream, args) \
+    latent_launch((kernel), dim3(grid), (block), (smem), (stream), (args), (ranks))
+
 template <class A>
 static inline int latent_launch(void (*kernel)(A), dim3 grid, unsigned block, size_t smem,
-                                k_stream stream, const A &args)
+                                k_stream stream, const A &args, unsigned ranks = 1)
 {
-    cudaLaunchAttribute attribute = {};
+    cudaLaunchAttribute attributes[2] = {};
     cudaLaunchConfig_t config = {};
 
     if (smem > 48 * 1024 &&
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem) !=
             cudaSuccess)
         return -1;
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
+    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[0].val.programmaticStreamSerializationAllowed = 1;
+    attributes[1].id = cudaLaunchAttributeClusterDimension;
+    attributes[1].val.clusterDim.x = attributes[1].val.clusterDim.z = 1;
+    attributes[1].val.clusterDim.y = ranks;
     config.gridDim = grid;
     config.blockDim = dim3(block);
     config.dynamicSmemBytes = smem;
     config.stream = (cudaStream_t)stream;
-    config.attrs = &attribute;
-    config.numAttrs = k_is_portable() ? 0 : 1;
+    config.attrs = attributes;
+    config.numAttrs = k_is_portable() ? 0 : ranks > 1 ? 2 : 1;
     return cudaLaunchKernelEx(&config, kernel, args) == cudaSuccess ? 0 : -1;
 }
 #else /* kernels are played on the host */
 #define LATENT_LAUNCH K_LAUNCH
+#define LATENT_LAUNCH_CLUSTER(kernel, grid, block, smem, ranks, stream, args) \
+    ((void)(ranks), K_LAUNCH(kernel, grid, block, smem, stream, args))
 #endif
 
 #endif

@@ -112,7 +112,7 @@ void ref_latent_values(float *out, const float *in, const struct k_latent *l, in
 int k_latent_values(void *out, bool is_half, const k_bf16 *in, const struct k_latent *l,
                     const struct k_tokens *t, k_stream stream);
 
-/* Attention of a step of few decodes over rows of 512 + 64 in bf16, in place of k_attn(), and the
+/* Attention of a step of few decodes over rows of 512 + 64, in place of k_attn(), and the
  * values of its results. Between them the results are parts in plan->work. q: absorbed queries.
  * With plan->overlap the first reads pages and the step's arrays before the previous kernel has
  * ended: they are of earlier launches, each of which waits for the one before it; but not the last

@@ -161,44 +161,67 @@ static __device__ inline float2 latent_factors(const latent_few_part *parts, int
     return make_float2(top[0] / all, top[1] / all);
 }
 
-/* The sums of a head's parts, to shared memory: a thread has four columns. Parts are added in their
- * order. */
-static __device__ inline void latent_merge(bf16 *to, const latent_args &a, int token)
+/* Four columns of the sum of a token's parts, by the lanes of a warp that have these columns, each
+ * of `groups` every so manieth part; then over the groups. */
+static __device__ inline float4 latent_add_parts(const latent_few_part *parts, int n, int row,
+                                                 int column, int group, int groups, float2 factors)
 {
-    int seq = a.t.seq[token], head = blockIdx.x, row = head % LATENT_FEW_HEADS;
-    int n = latent_few_split_of(a.t.kv_len[seq], a.most).n;
-    const latent_few_part *parts =
-        a.parts + latent_few_first(token, head / LATENT_FEW_HEADS,
-                                   latent_few_blocks(a.l.shape.n_heads), a.most);
     float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    float2 factors = make_float2(0.0f, 0.0f);
 
 #pragma unroll 1
-    for (int first = 0; first < n; first += PARTS_AHEAD) {
+    for (int first = 0; first < n; first += PARTS_AHEAD * groups) {
         float4 x[PARTS_AHEAD];
 
 #pragma unroll
         for (int i = 0; i < PARTS_AHEAD; i++)
-            x[i] = *(const float4 *)&parts[min(first + i, n - 1)].acc[row][threadIdx.x * 4];
-        if (first == 0)
-            factors = latent_factors(parts, n, row, a.scale);
+            x[i] = *(const float4 *)&parts[min(first + i * groups + group, n - 1)].acc[row][column];
 #pragma unroll
         for (int i = 0; i < PARTS_AHEAD; i++) {
-            float f = __shfl_sync(~0U, first + i < 32 ? factors.x : factors.y, (first + i) % 32);
+            int part = first + i * groups + group;
+            float low = __shfl_sync(~0U, factors.x, part % 32),
+                  high = __shfl_sync(~0U, factors.y, part % 32);
+            float f = part >= n ? 0.0f : part < 32 ? low : high;
 
-            if (first + i >= n)
-                f = 0.0f;
             sum.x = __fmaf_rn(x[i].x, f, sum.x), sum.y = __fmaf_rn(x[i].y, f, sum.y);
             sum.z = __fmaf_rn(x[i].z, f, sum.z), sum.w = __fmaf_rn(x[i].w, f, sum.w);
         }
     }
-    *(uint2 *)(to + threadIdx.x * 4) = make_uint2(pack_bf16(sum.x, sum.y), pack_bf16(sum.z, sum.w));
+    for (int apart = 16; apart > 16 / groups; apart /= 2) {
+        sum.x += __shfl_xor_sync(~0U, sum.x, apart), sum.y += __shfl_xor_sync(~0U, sum.y, apart);
+        sum.z += __shfl_xor_sync(~0U, sum.z, apart), sum.w += __shfl_xor_sync(~0U, sum.w, apart);
+    }
+    return sum;
 }
 
-static_assert(FEW_THREADS * 4 == K_LATENT_RANK_MAX, "a thread has four columns");
+/* The sums of a token's parts, by a warp: the block's share of the columns, to all blocks of the
+ * head's cluster. */
+static __device__ inline void latent_merge(bf16 *to, const latent_args &a, int token, int rank,
+                                           int ranks, uint64_t *bar)
+{
+    int seq = a.t.seq[token], head = blockIdx.x, row = head % LATENT_FEW_HEADS;
+    int lane = threadIdx.x % 32, columns = K_LATENT_RANK_MAX / ranks;
+    int n = latent_few_split_of(a.t.kv_len[seq], a.most).n;
+    int lanes = columns < 128 ? columns / 4 : 32; /* that have columns of their own */
+    const latent_few_part *parts =
+        a.parts + latent_few_first(token, head / LATENT_FEW_HEADS,
+                                   latent_few_blocks(a.l.shape.n_heads), a.most);
+    float2 factors = latent_factors(parts, n, row, a.scale);
+
+    for (int first = 0; first < columns; first += 128) {
+        int column = rank * columns + first + lane % lanes * 4;
+        float4 sum = latent_add_parts(parts, n, row, column, lane / lanes, 32 / lanes, factors);
+
+        if (lane < lanes)
+            latent_few_send(to + column,
+                            make_uint2(pack_bf16(sum.x, sum.y), pack_bf16(sum.z, sum.w)), ranks,
+                            bar);
+    }
+}
+
 static_assert(LATENT_FEW_PARTS <= 64, "a lane has two factors");
 
-/* Blocks: a head, VALUE_COLUMNS columns. MT: tokens, in sixteens. MERGES: sums are parts. */
+/* Blocks: a head, VALUE_COLUMNS columns. MT: tokens, in sixteens. MERGES: sums are parts, which the
+ * blocks of a head merge as a cluster: each has some columns, and sends them to all. */
 template <int MT, bool MERGES>
 static __global__ void __launch_bounds__(FEW_THREADS) latent_values_few_kernel(const latent_args a)
 {
@@ -208,8 +231,12 @@ static __global__ void __launch_bounds__(FEW_THREADS) latent_values_few_kernel(c
     int column = blockIdx.y * VALUE_COLUMNS, own = threadIdx.x / 32 * 8;
     int room = SUM_ROOM(s.kv_rank);
     bf16 *up = (bf16 *)shared, *sums = up + VALUE_COLUMNS * room;
+    int ranks = MERGES ? latent_few_ranks() : 1, rank = blockIdx.y % ranks;
     float acc[MT][4] = {};
+    __shared__ uint64_t bar; /* counts the bytes of merged sums */
 
+    if (MERGES)
+        latent_few_open(&bar, n * K_LATENT_RANK_MAX * 2);
     latent_request(up, room,
                    (const k_bf16 *)a.l.up +
                        ((size_t)blockIdx.x * (s.nope_dim + s.v_dim) + s.nope_dim + column) *
@@ -218,8 +245,10 @@ static __global__ void __launch_bounds__(FEW_THREADS) latent_values_few_kernel(c
     wait_for_previous();
     let_next_begin();
     if constexpr (MERGES) {
-        for (int token = 0; token < n; token++)
-            latent_merge(sums + token * room, a, token);
+        latent_few_meet();
+        for (int token = threadIdx.x / 32; token < n; token += FEW_THREADS / 32)
+            latent_merge(sums + token * room, a, token, rank, ranks, &bar);
+        latent_few_wait(&bar);
     } else {
         latent_request(sums, room, latent_sums_of(a, 0), (size_t)s.n_heads * s.kv_rank, n,
                        s.kv_rank);
@@ -418,19 +447,32 @@ int k_latent_values_even(void *out, bool is_half, const k_bf16 *in, const struct
                          args);
 }
 
-/* After k_latent_attend(), which takes at most 16 tokens. */
+/* Blocks of a cluster: a power of two. */
+static unsigned latent_merge_ranks(unsigned blocks)
+{
+    unsigned ranks = 8;
+
+    while (blocks % ranks != 0)
+        ranks /= 2;
+    return ranks;
+}
+
+/* After k_latent_attend(), which takes at most FEW tokens. */
 int k_latent_attended(void *out, bool is_half, const struct k_latent *l, const struct k_tokens *t,
                       const struct k_attn_plan *plan, float scale, k_stream stream)
 {
     constexpr float LOG2_E = 1.44269504f;
     latent_args args = latent_args_of(out, NULL, l, t);
     size_t smem = (size_t)(VALUE_COLUMNS + t->n_tokens) * SUM_ROOM(l->shape.kv_rank) * 2;
+    dim3 grid(l->shape.n_heads, l->shape.v_dim / VALUE_COLUMNS);
 
     args.is_half = is_half;
     args.parts = (const latent_few_part *)plan->work;
     args.most = latent_few_parts(plan->n_decodes, l->shape.n_heads);
     args.scale = scale * LOG2_E;
-    return LATENT_LAUNCH((latent_values_few_kernel<1, true>),
-                         dim3(l->shape.n_heads, l->shape.v_dim / VALUE_COLUMNS), FEW_THREADS, smem,
-                         stream, args);
+    if (t->n_tokens <= 16)
+        return LATENT_LAUNCH_CLUSTER((latent_values_few_kernel<1, true>), grid, FEW_THREADS, smem,
+                                     latent_merge_ranks(grid.y), stream, args);
+    return LATENT_LAUNCH_CLUSTER((latent_values_few_kernel<4, true>), grid, FEW_THREADS, smem,
+                                 latent_merge_ranks(grid.y), stream, args);
 }

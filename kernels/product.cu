@@ -28,6 +28,7 @@
  * + 1 of a box's row: with the TMA's 128-byte swizzle no two lanes of a quarter warp meet in a
  * bank, and no ldmatrix is needed. Rows of x are padded by 16 bytes, for the same reason. */
 #include "kernels/choice.h"
+#include "kernels/product_adapt.cuh"
 #include "kernels/product_cut.h"
 #include "kernels/product_end.cuh"
 
@@ -155,16 +156,16 @@ static __device__ inline void product_load_boxes(box_ring &r, const CUtensorMap 
     }
 }
 
-/* Multiply a tile by the rows of x; acc gets the sums over this warp's boxes. */
+/* Multiply boxes first .. end - 1 of a tile by the rows of x; acc gets the sums over this warp's. */
 template <int NT, int WK>
 static __device__ inline void product_multiply_tile(float acc[2][NT][4], box_ring &r,
                                                     const CUtensorMap *map, const product_args &a,
                                                     const char *xs, const uint32_t x_row[NT],
-                                                    int warp)
+                                                    int warp, int first, int end)
 {
     const int x_bytes = 128; /* of a row of x, for a box */
 
-    for (int box = warp % WK * 2; box < a.n_boxes; box += 2 * WK) {
+    for (int box = first + warp % WK * 2; box < end; box += 2 * WK) {
         const char *from = r.boxes + r.stage * STAGE_BYTES, *x = xs + box * x_bytes;
 
         product_bar_wait(&r.bars[r.stage], r.parity);
@@ -237,19 +238,99 @@ static __device__ inline float product_sum_warps(const float *red, int place, in
     return sum;
 }
 
-/* Add the warps' sums, and finish the outputs. */
-template <int WK>
+/* What adapters do in a product; here there are none. */
+template <class JOIN> struct product_adapters {
+    static constexpr bool HAS = false;
+
+    __device__ product_adapters(const JOIN &, void *)
+    {
+    }
+    __device__ void begin(void)
+    {
+    }
+    __device__ int stops_of(int, int) const
+    {
+        return 0;
+    }
+    __device__ void stop(const char *, int, int)
+    {
+    }
+    __device__ void fetch(const output &)
+    {
+    }
+    __device__ void add(float &, float &, int) const
+    {
+    }
+};
+
+/* In the first two tiles of a CTA the warps stop half way: to make t, and to collect it. */
+template <> struct product_adapters<k_adapting> {
+    static constexpr bool HAS = true;
+
+    const k_adapting &j;
+    adapt_shared &sh;
+    adapt_item item;
+    adapt_words own, up; /* of this thread's output */
+
+    __device__ product_adapters(const k_adapting &join, void *memory)
+        : j(join), sh(*(adapt_shared *)memory)
+    {
+    }
+
+    __device__ void begin(void)
+    {
+        adapt_begin(sh, j, item);
+    }
+
+    __device__ int stops_of(int pass, int tile_idx) const
+    {
+        return pass == 0 && tile_idx < 2;
+    }
+
+    __device__ void stop(const char *xs, int x_bytes, int tile_idx)
+    {
+        if (tile_idx == 0) {
+            __syncthreads();
+            adapt_make_t(j, item, xs, x_bytes);
+        } else {
+            adapt_collect_t(sh, j);
+        }
+    }
+
+    /* Request the rows of b for an output. */
+    __device__ void fetch(const output &o)
+    {
+        if (!o.mine)
+            return;
+        own = adapt_fetch_b(sh, j, o.c, o.row);
+        if (j.p.kind == K_PRODUCT_GATED)
+            up = adapt_fetch_b(sh, j, o.c, o.row + j.n_out / 2);
+    }
+
+    /* Add to the sums of an output and, with a gate, of up. */
+    __device__ void add(float &sum, float &up_sum, int kind) const
+    {
+        sum += adapt_sum(sh, j, own);
+        if (kind == K_PRODUCT_GATED)
+            up_sum += adapt_sum(sh, j, up);
+    }
+};
+
+/* Add the warps' sums and the adapters', and finish the outputs. */
+template <int WK, class ADAPTERS>
 static __device__ void product_end_pass(const float *red, const targets &to, const output &o, int n,
-                                        const float *inverse)
+                                        const float *inverse, const ADAPTERS &adapters)
 {
-    float up = 0.0f;
+    float sum, up = 0.0f;
 
     __syncthreads();
     if (!o.mine)
         return;
     if (to.kind == K_PRODUCT_GATED)
         up = product_sum_warps<WK>(red, o.place + 8, o.c, n);
-    end_write_output(to, o, product_sum_warps<WK>(red, o.place, o.c, n), up, inverse[o.c]);
+    sum = product_sum_warps<WK>(red, o.place, o.c, n);
+    adapters.add(sum, up, to.kind);
+    end_write_output(to, o, sum, up, inverse[o.c]);
 }
 
 /* --- the rows of x ---------------------------------------------------------------------- */
@@ -265,20 +346,43 @@ static __device__ void product_load_x(char *xs, const product_args &a, uint64_t 
 
 /* --- the kernel ------------------------------------------------------------------------- */
 
-/* NT: columns computed, in eights; WK: warps that share a tile; PT: tiles of a warp per pass. */
-template <int NT, int WK, int PT>
+/* Initialise a warp's barriers, and load its first boxes. */
+template <int WK>
+static __device__ inline void product_begin_ring(box_ring &ring, uint64_t *x_bar,
+                                                 const CUtensorMap *map, const product_args &a,
+                                                 int warp)
+{
+    if (leads()) {
+        for (int i = 0; i < a.depth; i++)
+            barrier_init(&ring.bars[i], 1);
+        if (warp == 0)
+            barrier_init(x_bar, 1);
+        barrier_init_done();
+        fence_async();
+    }
+    __syncwarp();
+    for (int i = 0; i < a.depth; i++)
+        product_load_boxes<WK>(ring, map, a, warp, i);
+}
+
+/* NT: columns computed, in eights; WK: warps that share a tile; PT: tiles of a warp per pass; JOIN:
+ * k_adapting if the product adds adapters, which then begin a memory of adapt_shared. */
+template <int NT, int WK, int PT, class JOIN>
 static __global__ void __launch_bounds__(THREADS, 1)
-    product_kernel(const __grid_constant__ CUtensorMap map, const __grid_constant__ product_args a)
+    product_kernel(const __grid_constant__ CUtensorMap map, const __grid_constant__ product_args a,
+                   const __grid_constant__ JOIN join)
 {
     /* Shared memory: rings [WARPS][depth], x [n][x_stride], sums of warps
-     * [2][PT][WARPS][n][COL_STRIDE], inverse [8 NT], barriers [WARPS][depth] and that of x. */
+     * [2][PT][WARPS][n][COL_STRIDE], inverse [8 NT], barriers [WARPS][depth] and that of x, the
+     * adapters'. */
     extern __shared__ __align__(1024) char shared[];
-    const int tiles = WARPS / WK * PT;
+    const int tiles = WARPS / WK * PT, half = a.n_boxes / 2 / (2 * WK) * (2 * WK);
     int warp = warp_number(), lane_row = threadIdx.x % 32 / 4, lane_col = threadIdx.x % 4, pass = 0;
     char *xs = shared + WARPS * a.depth * STAGE_BYTES;
     float *red = (float *)(xs + a.n * a.x_stride), *red_odd = red + PT * WARPS * COL_STRIDE * a.n;
     float *inverse = red_odd + PT * WARPS * COL_STRIDE * a.n;
     uint64_t *bars = (uint64_t *)(inverse + 8 * NT), *x_bar = bars + WARPS * a.depth;
+    product_adapters<JOIN> adapters(join, bars + (WARPS * DEPTH_MAX + 2));
     int first = blockIdx.x * a.tiles_each + min((int)blockIdx.x, a.tiles_left);
     int last = first + a.tiles_each + ((int)blockIdx.x < a.tiles_left);
     targets to = end_targets_of(a.p, a.n_out);
@@ -292,40 +396,46 @@ static __global__ void __launch_bounds__(THREADS, 1)
     ring.last_tile = last;
     ring.box = warp % WK * 2;
     ring.tile_rows = a.p.kind == K_PRODUCT_GATED ? 8 : BOX_ROWS;
-    if (leads()) {
-        for (int i = 0; i < a.depth; i++)
-            barrier_init(&ring.bars[i], 1);
-        if (warp == 0)
-            barrier_init(x_bar, 1);
-        barrier_init_done();
-        fence_async();
-    }
-    __syncwarp();
-    for (int i = 0; i < a.depth; i++)
-        product_load_boxes<WK>(ring, &map, a, warp, i);
+    product_begin_ring<WK>(ring, x_bar, &map, a, warp);
     for (int tile_idx = 0; tile_idx < NT; tile_idx++)
         x_row[tile_idx] = min(tile_idx * 8 + lane_row, a.n - 1) * a.x_stride + lane_col * 32;
     __syncthreads();
-    asm volatile("griddepcontrol.wait;" ::: "memory");
+    if (!adapters.HAS || warp == 0)
+        asm volatile("griddepcontrol.wait;" ::: "memory");
     if (warp == 0 && leads())
         product_load_x(xs, a, x_bar);
+    if (adapters.HAS) { /* x is requested; the other warps ask for a before they wait */
+        adapters.begin();
+        asm volatile("griddepcontrol.wait;" ::: "memory");
+    }
     end_fetch_squares(squares, warp, a);
     product_bar_wait(x_bar, 0);
 
-    for (int tile = first; tile < last; tile += tiles, pass++) {
+    /* A CTA without tiles has a share of the adapters all the same. */
+    for (int tile = first; tile < last || (adapters.HAS && pass == 0); tile += tiles, pass++) {
         float *sums = pass & 1 ? red_odd : red;
         output out = product_choose_output<tiles>(a, tile, last);
 
         for (int tile_idx = 0; tile_idx < PT; tile_idx++) {
             float acc[2][NT][4] = {};
 
-            if (tile + tile_idx * (WARPS / WK) + warp / WK < last)
-                product_multiply_tile<NT, WK>(acc, ring, &map, a, xs, x_row, warp);
+#pragma unroll 1
+            for (int stops = adapters.stops_of(pass, tile_idx), from = 0; stops >= 0; stops--) {
+                int end = stops > 0 ? half : a.n_boxes;
+
+                if (tile + tile_idx * (WARPS / WK) + warp / WK < last)
+                    product_multiply_tile<NT, WK>(acc, ring, &map, a, xs, x_row, warp, from, end);
+                if (stops > 0)
+                    adapters.stop(xs, a.x_stride, tile_idx);
+                from = end;
+            }
+            if (tile_idx == 0)
+                adapters.fetch(out);
             product_store_sums<NT>(sums + (tile_idx * WARPS + warp) * COL_STRIDE * a.n, acc, a.n);
         }
         if (tile == first)
             end_find_inverse<WARPS>(inverse, squares, warp, a);
-        product_end_pass<WK>(sums, to, out, a.n, inverse);
+        product_end_pass<WK>(sums, to, out, a.n, inverse, adapters);
     }
 }
 
@@ -349,7 +459,19 @@ static int product_encode_map(CUtensorMap *map, const struct k_product *p)
 static size_t product_rest_bytes(int n_in, int n)
 {
     return (size_t)n * (size_t)(n_in * 2 + 16) + 2 * 4 * WARPS * COL_STRIDE * (size_t)n * 4 +
-           8 * 4 + (WARPS * DEPTH_MAX + 1) * 8;
+           8 * 4 + (WARPS * DEPTH_MAX + 2) * 8;
+}
+
+/* Bytes of the adapters' memory behind it. */
+static size_t product_adapt_bytes(const struct k_adapting &j)
+{
+    return sizeof(adapt_shared) +
+           (size_t)(j.n * j.of.n_parts) * K_ADAPT_STRIDE(j.rank_max) * sizeof(float);
+}
+
+static size_t product_adapt_bytes(const adapt_none &)
+{
+    return 0;
 }
 
 /* The products that this file's kernel supports. */
@@ -389,17 +511,20 @@ int k_multiply_bucket_sm90(const struct k_matrix *w, int n)
 }
 
 /* As many stages as fit beside the rows of x, at most DEPTH_MAX. */
-static int product_launch(const CUtensorMap &map, product_args &a, int n_sms, k_stream stream)
+template <class JOIN>
+static int product_launch(const CUtensorMap &map, product_args &a, const JOIN &join, int n_sms,
+                          k_stream stream)
 {
-    size_t rest = product_rest_bytes(a.n_in, a.n), smem;
+    auto *kernel = product_kernel<1, 8, 4, JOIN>;
+    size_t rest = product_rest_bytes(a.n_in, a.n) + product_adapt_bytes(join), smem;
     int depth = (int)((SMEM_MAX - rest) / (WARPS * STAGE_BYTES));
     cudaLaunchAttribute attribute = {};
     cudaLaunchConfig_t config = {};
 
     a.depth = depth < DEPTH_MAX ? depth : DEPTH_MAX;
     smem = rest + (size_t)WARPS * a.depth * STAGE_BYTES;
-    if (cudaFuncSetAttribute(product_kernel<1, 8, 4>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             (int)smem) != cudaSuccess)
+    if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem) !=
+        cudaSuccess)
         return -1;
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
@@ -409,11 +534,13 @@ static int product_launch(const CUtensorMap &map, product_args &a, int n_sms, k_
     config.stream = stream;
     config.attrs = &attribute;
     config.numAttrs = 1;
-    return cudaLaunchKernelEx(&config, product_kernel<1, 8, 4>, map, a) == cudaSuccess ? 0 : -1;
+    return cudaLaunchKernelEx(&config, kernel, map, a, join) == cudaSuccess ? 0 : -1;
 }
 
 /* Tiles are distributed evenly: the first tiles_left CTAs have one more than the others. */
-int k_multiply_sm90(const struct k_product *p, int n, int n_sms, k_stream stream)
+template <class JOIN>
+static int product_few(const struct k_product *p, const JOIN &join, int n, int n_sms,
+                       k_stream stream)
 {
     const struct k_matrix *w = p->w;
     bool gated = p->kind == K_PRODUCT_GATED;
@@ -421,14 +548,6 @@ int k_multiply_sm90(const struct k_product *p, int n, int n_sms, k_stream stream
     CUtensorMap map;
     int n_tiles;
 
-    if (product_is_wide(w, n))
-        return p->kind == K_PRODUCT_RESIDUAL && w->n_out % 16 != 0
-                   ? -1
-                   : product_wide(p, n, n_sms, stream);
-    if (k_format_is_packed(&w->format))
-        return product_packed(p, n, n_sms, stream);
-    if (product_blocks_takes(w, n))
-        return product_blocks(p, n, n_sms, stream);
     if (!product_takes(w, n) || (p->kind == K_PRODUCT_RESIDUAL && w->n_out % 16 != 0) ||
         product_encode_map(&map, p) != 0)
         return -1;
@@ -441,5 +560,44 @@ int k_multiply_sm90(const struct k_product *p, int n, int n_sms, k_stream stream
     args.tiles_left = n_tiles % n_sms;
     args.n_boxes = w->n_in / BOX_COLS;
     args.x_stride = w->n_in * 2 + 16;
-    return product_launch(map, args, n_sms, stream);
+    return product_launch(map, args, join, n_sms, stream);
+}
+
+int k_multiply_sm90(const struct k_product *p, int n, int n_sms, k_stream stream)
+{
+    const struct k_matrix *w = p->w;
+
+    if (product_is_wide(w, n))
+        return p->kind == K_PRODUCT_RESIDUAL && w->n_out % 16 != 0
+                   ? -1
+                   : product_wide(p, n, n_sms, stream);
+    if (k_format_is_packed(&w->format))
+        return product_packed(p, n, n_sms, stream);
+    if (product_blocks_takes(w, n))
+        return product_blocks(p, n, n_sms, stream);
+    return product_few(p, adapt_none(), n, n_sms, stream);
+}
+
+/* --- with adapters ---------------------------------------------------------------------- */
+
+/* Is it a product of this file's kernel? */
+static bool product_joins(const struct k_adapting *a)
+{
+    const struct k_matrix *w = a->p.w;
+
+    return product_takes(w, a->n) &&
+           product_rest_bytes(w->n_in, a->n) + product_adapt_bytes(*a) + WARPS * 2 * STAGE_BYTES <=
+               SMEM_MAX;
+}
+
+bool k_adapt_joins_sm90(const struct k_adapting *a)
+{
+    bool is_whole = a->p.kind != K_PRODUCT_RESIDUAL || a->p.w->n_out % 16 == 0;
+
+    return is_whole && product_joins(a);
+}
+
+int k_adapt_join_sm90(const struct k_adapting *a, k_stream stream)
+{
+    return product_few(&a->p, *a, a->n, a->n_sms, stream);
 }

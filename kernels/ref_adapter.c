@@ -49,6 +49,7 @@ void k_adapt_sort(const struct k_adapt_rows *to, const int32_t *slots_of, int n,
 {
     int n_segments = 0;
 
+    memcpy(to->of, slots_of, (size_t)n * sizeof *to->of);
     memset(work, 0, (size_t)(n_slots + 2) * sizeof *work);
     for (int i = 0; i < n; i++)
         work[slots_of[i] + 2]++; /* of the slots before */
@@ -56,6 +57,7 @@ void k_adapt_sort(const struct k_adapt_rows *to, const int32_t *slots_of, int n,
         work[slot + 1] += work[slot];
     for (int i = 0; i < n; i++)
         to->order[work[slots_of[i] + 1]++] = i;
+    to->count[1] = 0;
     for (int at = 0, first = 0; at < n; at++) {
         int slot = slots_of[to->order[at]];
 
@@ -64,9 +66,20 @@ void k_adapt_sort(const struct k_adapt_rows *to, const int32_t *slots_of, int n,
         first = at;
         to->starts[n_segments] = at;
         to->slots[n_segments++] = slot;
+        to->count[1] += slot < 0;
     }
     to->starts[n_segments] = n;
     to->count[0] = n_segments;
+}
+
+size_t k_adapt_t_len(int n, int n_in, int rank_max)
+{
+    const size_t run = 512; /* elements of a sum, at least */
+    size_t few = (size_t)(n < K_PRODUCT_ROWS_MAX ? n : K_PRODUCT_ROWS_MAX);
+    size_t joined = few * ((((size_t)n_in + run - 1) / run + 3) / 4 * 4);
+    size_t apart = K_ADAPT_SPLITS * (size_t)n;
+
+    return (joined > apart ? joined : apart) * K_ADAPTED_MAX * K_ADAPT_STRIDE((size_t)rank_max);
 }
 
 static bool adapt_is_whole(int n)

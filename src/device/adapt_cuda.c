@@ -29,14 +29,15 @@ int adapt_reserve(struct cuda *c)
 
     if (lim->n_adapters == 0)
         return ERR_OK;
-    adapt->t =
-        cuda_alloc(&c->base, K_ADAPT_SPLITS * K_ADAPTED_MAX * rows *
-                                 (size_t)K_ADAPT_STRIDE(lim->adapter_rank) * sizeof *adapt->t);
+    adapt->t = cuda_alloc(&c->base, k_adapt_t_len((int)rows, lim->adapter_in, lim->adapter_rank) *
+                                        sizeof *adapt->t);
+    adapt->meet = cuda_alloc(&c->base, 2 * sizeof *adapt->meet); /* zeros */
     adapt->plain = cuda_alloc(&c->base, K_PRODUCT_ROWS_MAX * width * sizeof *adapt->plain);
     adapt->plain_width = (int)width;
     adapt->slots = mem_zalloc_array(rows, sizeof *adapt->slots);
     adapt->work = mem_zalloc_array((size_t)lim->n_adapters + 2, sizeof *adapt->work);
-    if (adapt->t == NULL || adapt->plain == NULL || adapt->slots == NULL || adapt->work == NULL)
+    if (adapt->t == NULL || adapt->meet == NULL || adapt->plain == NULL || adapt->slots == NULL ||
+        adapt->work == NULL)
         return ERR_NO_MEMORY;
     return ERR_OK;
 }
@@ -73,8 +74,11 @@ static struct k_adapting adapt_begin(struct cuda *c, const struct k_matrix *w, i
 
     must(w->n_in <= c->base.limits.adapter_in);
     return (struct k_adapting){.of = *w->adapters,
+                               .next = w->adapters->next == NULL ? (struct k_adapters){.n_parts = 0}
+                                                                 : *w->adapters->next,
                                .rows = c->arrays.adapted[of_rows ? 1 : 0],
                                .t = c->adapt.t,
+                               .meet = c->adapt.meet,
                                .n = n,
                                .n_in = w->n_in,
                                .n_out = w->n_out,
@@ -95,13 +99,17 @@ void adapt_after(struct cuda *c, const struct k_adapting *a)
     cuda_keep(c, k_adapt_out(a, c->stream), "adapters");
 }
 
-/* The product writes plain rows, and the end of the fused one is done with the adapters' sum. */
+/* Few rows of plain matrices: one launch. Else the product writes plain rows, and the end of the fused one is done with the adapters' sum. */
 void adapt_product(struct cuda *c, const struct k_product *p, int n)
 {
     struct k_adapting a = adapt_begin(c, p->w, n);
     struct k_product plain = *p;
 
     a.p = *p;
+    if (k_adapt_joins(&a)) {
+        cuda_keep(c, k_adapt_join(&a, c->stream), "adapters");
+        return;
+    }
     a.x_is_half = k_format_reads_half(&p->w->format);
     if (p->kind == K_PRODUCT_GATED || p->kind == K_PRODUCT_RESIDUAL) {
         must(p->w->n_out <= c->adapt.plain_width);

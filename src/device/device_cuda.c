@@ -543,25 +543,6 @@ static void cuda_rope_kv(struct device *d, void *qkv, const struct k_kv *kv,
         cuda_keep(gpu, k_rope_kv(qkv, kv, &tokens, r, n_heads, gpu->stream), "rope_kv");
 }
 
-/* out is half precision if the fused product reads that. */
-static void cuda_attn(struct device *d, void *out, const void *qkv, const struct k_kv *kv,
-                      int n_heads, float scale, const struct k_matrix *to)
-{
-    struct cuda *gpu = cuda_of(d);
-    const struct k_tokens tokens = k_tokens_of(&gpu->tokens, kv->group);
-
-    if (kv->value_dim > 0 && gpu->latent.is_few) {
-        gpu->latent.scale = scale;
-        cuda_keep(gpu,
-                  k_latent_attend(qkv, kv, &tokens, &gpu->plan, n_heads, scale,
-                                  gpu->latent.is_fresh, gpu->stream),
-                  "attn");
-        return;
-    }
-    gpu->plan.out_is_half = to != NULL && k_format_reads_half(&to->format);
-    cuda_keep(gpu, k_attn(out, qkv, kv, &tokens, &gpu->plan, n_heads, scale, gpu->stream), "attn");
-}
-
 /* Each channel runs through its sequence's tokens in order. */
 static void cuda_recurrent(struct device *d, void *out, const void *in, const struct k_state *state,
                            int width, const struct k_matrix *to)
@@ -839,7 +820,7 @@ static const struct device_ops cuda_ops = {
     .matmul = cuda_matmul,
     .matmul_float = cuda_matmul_float,
     .rope_kv = cuda_rope_kv,
-    .attn = cuda_attn,
+    .attn = layers_attn,
     .recurrent = cuda_recurrent,
     .delta = layers_delta,
     .has_state_work = true,

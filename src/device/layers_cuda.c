@@ -226,6 +226,34 @@ void layers_latent_keys(struct device *d, void *q, const void *in, const struct 
               "latent_keys");
 }
 
+/* Attention of a step of few decodes over latents: parts, which the values merge. */
+static void layers_attend_few(struct cuda *gpu, const void *q, const struct k_kv *kv, int n_heads,
+                              float scale)
+{
+    const struct k_tokens tokens = k_tokens_of(&gpu->tokens, kv->group);
+
+    gpu->latent.scale = scale;
+    cuda_keep(gpu,
+              k_latent_attend(q, kv, &tokens, &gpu->plan, n_heads, scale, gpu->latent.is_fresh,
+                              gpu->stream),
+              "attn");
+}
+
+/* out is half precision if the fused product reads that. */
+void layers_attn(struct device *d, void *out, const void *qkv, const struct k_kv *kv, int n_heads,
+                 float scale, const struct k_matrix *to)
+{
+    struct cuda *gpu = cuda_of(d);
+    const struct k_tokens tokens = k_tokens_of(&gpu->tokens, kv->group);
+
+    if (kv->value_dim > 0 && gpu->latent.is_few) {
+        layers_attend_few(gpu, qkv, kv, n_heads, scale);
+        return;
+    }
+    gpu->plan.out_is_half = to != NULL && k_format_reads_half(&to->format);
+    cuda_keep(gpu, k_attn(out, qkv, kv, &tokens, &gpu->plan, n_heads, scale, gpu->stream), "attn");
+}
+
 void layers_halve(struct device *d, void *out, const void *x, int width, int n)
 {
     struct cuda *gpu = cuda_of(d);

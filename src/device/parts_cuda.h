@@ -111,8 +111,9 @@ struct attn_list {
 
 /* Work memory of adapters (adapt_cuda.c); all NULL where there are none. */
 struct adapt_state {
-    float *t;      /* float32 [K_ADAPTED_MAX][rows][adapter_rank] */
-    k_bf16 *plain; /* [K_PRODUCT_ROWS_MAX][plain_width] */
+    float *t;       /* float32 [k_adapt_t_len()] */
+    uint32_t *meet; /* of struct k_adapting */
+    k_bf16 *plain;  /* [K_PRODUCT_ROWS_MAX][plain_width] */
     int plain_width;
     int32_t *slots; /* host, [rows]: of the step that begins */
     int32_t *work;  /* host, of k_adapt_sort() */
@@ -268,6 +269,8 @@ bool layers_latent_joins(struct device *d, const struct k_latent_shape *s,
                          const struct k_matrix *q_b);
 void layers_latent_join(struct device *d, void *out, const void *in, const struct k_latent *l,
                         const struct k_matrix *q_b, const struct k_kv *kv);
+void layers_attn(struct device *d, void *out, const void *qkv, const struct k_kv *kv, int n_heads,
+                 float scale, const struct k_matrix *to);
 void layers_halve(struct device *d, void *out, const void *x, int width, int n);
 void layers_latent_queries(struct device *d, void *out, const void *in, const struct k_latent *l);
 void layers_latent_values(struct device *d, void *out, const void *in, const struct k_latent *l,

@@ -50,10 +50,11 @@ static struct k_adapt_rows step_lay_adapted(char *base, size_t *at, size_t n)
 {
     struct k_adapt_rows rows;
 
-    rows.count = step_lay_array(base, at, 1, 4);
+    rows.count = step_lay_array(base, at, 2, 4);
     rows.order = step_lay_array(base, at, n, 4);
     rows.starts = step_lay_array(base, at, n + 1, 4);
     rows.slots = step_lay_array(base, at, n, 4);
+    rows.of = step_lay_array(base, at, n, 4);
     return rows;
 }
 

@@ -549,3 +549,31 @@ void adapter_numbers(const struct tensor *t, size_t at, float *to, size_t n)
         memcpy(&to[i], &bits, sizeof bits);
     }
 }
+
+#define SOME 256 /* numbers on the stack */
+
+static uint16_t adapter_round(float number)
+{
+    uint32_t bits;
+
+    memcpy(&bits, &number, sizeof bits);
+    if ((bits & 0x7fffffffU) > 0x7f800000U)
+        return (uint16_t)(bits >> 16 | 64);
+    return (uint16_t)((bits + 0x7fffU + (bits >> 16 & 1)) >> 16);
+}
+
+void adapter_bf16(const struct tensor *t, size_t at, uint16_t *to, size_t n)
+{
+    if (t->dtype[0] == 'B') {
+        memcpy(to, (const uint8_t *)t->data + 2 * at, 2 * n);
+        return;
+    }
+    for (size_t done = 0; done < n; done += SOME) {
+        size_t some = n - done < SOME ? n - done : SOME;
+        float numbers[SOME];
+
+        adapter_numbers(t, at + done, numbers, some);
+        for (size_t i = 0; i < some; i++)
+            to[done + i] = adapter_round(numbers[i]);
+    }
+}

@@ -2,9 +2,10 @@
  *
  * Adapters of a rank's matrices.
  *
- * Names are compared without the prefix of the text model, which depends on who saved the file. B
- * is transposed on its way to the device, and its rows take the order of the matrix's rows: rows of
- * queries and keys are reordered for the layer's rope (rope.h). */
+ * Names are compared without the prefix of the text model, which depends on who saved the file. B's
+ * rows take the order of the matrix's rows: rows of queries and keys are reordered for the layer's
+ * rope (rope.h). The cpu device has B transposed, GPUs have its rows, each with room for a multiple
+ * of 16 ranks. */
 #include "model/adapters.h"
 
 #include <stdio.h>
@@ -35,6 +36,7 @@ struct adapters {
     size_t n_targets, targets_cap;
     const struct head_order *orders[ORDERS_MAX]; /* copies, which the targets' slices point to */
     int n_orders;
+    struct k_adapters *last; /* noted */
     int n_slots, rank_max, widest;
     char *memory; /* of the device: [n_slots][slot_bytes] */
     size_t slot_bytes;
@@ -139,7 +141,11 @@ const struct k_adapters *adapters_note(struct adapters *a, const char *const *na
     if (matrix == NULL)
         return NULL;
     matrix->n_parts = n;
+    matrix->n_in = slices[0].n_cols;
     matrix->of_rows = of_rows;
+    if (a->last != NULL && !of_rows && !absent)
+        a->last->next = matrix;
+    a->last = absent ? NULL : matrix;
     for (int i = 0; i < n; i++) {
         const char *name = adapters_short_name(names[i]);
         struct k_adapted *part = &matrix->parts[i];
@@ -195,24 +201,30 @@ static int adapters_store_table(const struct adapters *a, struct device *d)
     return d->ops->upload(d, a->table, a->all, a->n_targets * slots * sizeof *a->all);
 }
 
+/* Numbers of B for one row of the matrix. */
+static size_t adapters_b_stride(int rank, bool is_gpu)
+{
+    return is_gpu ? (size_t)K_ADAPT_STRIDE(rank) : (size_t)rank;
+}
+
 /* Memory that a sleep leaves alone: an adapter may be placed after one, and the copy that a GPU's
  * sleep makes of constant memory is made once. */
 int adapters_alloc(struct adapters *a, struct device *d)
 {
-    size_t most = (size_t)a->rank_max;
+    size_t most = (size_t)a->rank_max, stride = adapters_b_stride(a->rank_max, d->is_gpu);
 
     for (size_t i = 0; i < a->n_targets; i++) {
         const struct slice *slice = &a->targets[i].slice;
-        size_t n_in = (size_t)slice->n_cols, n_out = (size_t)slice->n_rows;
+        size_t n_a = most * (size_t)slice->n_cols, n_b = stride * (size_t)slice->n_rows;
 
         if (a->targets[i].part == NULL)
             continue;
-        a->slot_bytes += adapters_aligned(most * n_in * d->elem_bytes) +
-                         adapters_aligned(most * n_out * d->elem_bytes);
+        a->slot_bytes +=
+            adapters_aligned(n_a * d->elem_bytes) + adapters_aligned(n_b * d->elem_bytes);
         if (slice->n_cols > a->widest)
             a->widest = slice->n_cols;
-        if (most * (n_in > n_out ? n_in : n_out) > a->stage_len)
-            a->stage_len = most * (n_in > n_out ? n_in : n_out);
+        if ((n_a > n_b ? n_a : n_b) > a->stage_len)
+            a->stage_len = n_a > n_b ? n_a : n_b;
     }
     a->memory = d->ops->alloc(d, (size_t)a->n_slots * a->slot_bytes + ALIGN_BYTES);
     a->stage = mem_alloc(a->stage_len * sizeof *a->stage);
@@ -307,67 +319,64 @@ static void adapters_take_b(const struct adapter_pair *pair, const struct slice 
 /* A pair's matrices as they are in a slot, at an offset of it. NULL: rank 0. Returns the offset
  * behind them. */
 static size_t adapters_lay(const struct adapters_target *target, const struct adapter_pair *pair,
-                           size_t elem_bytes, char *slot, size_t at, struct k_adapter *out)
+                           bool is_gpu, char *slot, size_t at, struct k_adapter *out)
 {
-    size_t n_a, n_b, b;
+    size_t elem_bytes = is_gpu ? sizeof(k_bf16) : sizeof(float), n_a, n_b, b;
 
     *out = (struct k_adapter){.rank = 0};
     if (pair == NULL || target->part == NULL)
         return at;
     n_a = (size_t)pair->rank * (size_t)target->slice.n_cols;
-    n_b = (size_t)pair->rank * (size_t)target->slice.n_rows;
+    n_b = adapters_b_stride(pair->rank, is_gpu) * (size_t)target->slice.n_rows;
     b = at + adapters_aligned(n_a * elem_bytes);
     *out =
         (struct k_adapter){.a = slot + at, .b = slot + b, .rank = pair->rank, .scale = pair->scale};
     return b + adapters_aligned(n_b * elem_bytes);
 }
 
-/* To nearest, ties to even; NaN stays NaN. */
-static void adapters_round(uint16_t *to, const float *from, size_t n)
+/* [rank][n_cols] in bfloat16: the rank's columns of A. */
+static void adapters_pack_a(const struct adapter_pair *pair, const struct slice *slice,
+                            uint16_t *to)
 {
-    for (size_t i = 0; i < n; i++) {
-        uint32_t bits;
+    size_t n = (size_t)slice->n_cols;
 
-        memcpy(&bits, &from[i], sizeof bits);
-        if ((bits & 0x7fffffffU) > 0x7f800000U)
-            to[i] = (uint16_t)(bits >> 16 | 64);
-        else
-            to[i] = (uint16_t)((bits + 0x7fffU + (bits >> 16 & 1)) >> 16);
-    }
+    for (size_t k = 0; k < (size_t)pair->rank; k++)
+        adapter_bf16(pair->a, k * (size_t)slice->cols + (size_t)slice->col, to + k * n, n);
+}
+
+/* [n_rows][K_ADAPT_STRIDE(rank)] in bfloat16: the rank's rows of B; zeros are there already. */
+static void adapters_pack_b(const struct adapter_pair *pair, const struct slice *slice,
+                            uint16_t *to)
+{
+    size_t rank = (size_t)pair->rank, stride = adapters_b_stride(pair->rank, true);
+
+    for (int i = 0; i < slice->n_rows; i++)
+        adapter_bf16(pair->b, (size_t)slice_row(slice, i) * rank, to + (size_t)i * stride, rank);
 }
 
 /* The bytes of a slot on a GPU: its numbers are bfloat16. */
 int adapters_pack(const struct adapters *a, struct adapter *of, int idx)
 {
     char *image = mem_zalloc(a->slot_bytes + 1);
-    float *stage = mem_alloc(a->stage_len * sizeof *stage);
     size_t at = 0;
 
-    if (image == NULL || stage == NULL) {
-        mem_free(image);
-        mem_free(stage);
+    if (image == NULL)
         return ERR_NO_MEMORY;
-    }
     for (size_t i = 0; i < a->n_targets; i++) {
         const struct adapters_target *target = &a->targets[i];
         const struct adapter_pair *pair = adapters_pair_of(of, target);
         const struct slice *slice = &target->slice;
         struct k_adapter one;
-        size_t next = adapters_lay(target, pair, 2, image, at, &one);
+        size_t next = adapters_lay(target, pair, true, image, at, &one);
 
         if (one.rank > 0) {
             size_t b = at + adapters_aligned(2 * (size_t)one.rank * (size_t)slice->n_cols);
 
-            adapters_take_a(pair, slice, stage);
-            adapters_round((uint16_t *)(void *)(image + at), stage,
-                           (size_t)one.rank * (size_t)slice->n_cols);
-            adapters_take_b(pair, slice, stage);
-            adapters_round((uint16_t *)(void *)(image + b), stage,
-                           (size_t)one.rank * (size_t)slice->n_rows);
+            adapters_pack_a(pair, slice, (uint16_t *)(void *)(image + at));
+            adapters_pack_b(pair, slice, (uint16_t *)(void *)(image + b));
         }
         at = next;
     }
-    mem_free(stage);
     adapter_keep_image(of, idx, image, a->slot_bytes);
     return ERR_OK;
 }
@@ -406,7 +415,7 @@ int adapters_place(struct adapters *a, struct device *d, int slot, const struct 
         const struct adapter_pair *pair = adapters_pair_of(of, target);
         struct k_adapter one;
 
-        at = adapters_lay(target, pair, d->elem_bytes, memory, at, &one);
+        at = adapters_lay(target, pair, d->is_gpu, memory, at, &one);
         if (one.rank > 0 && !d->is_gpu)
             rc = adapters_copy(a, d, target, pair, &one);
         target->table[slot] = one;
@@ -429,7 +438,7 @@ int adapters_place_noise(struct adapters *a, struct device *d, int slot, int ran
     for (size_t i = 0; i < a->n_targets; i++) {
         const struct adapters_target *target = &a->targets[i];
         size_t n_a = (size_t)rank * (size_t)target->slice.n_cols,
-               n_b = (size_t)rank * (size_t)target->slice.n_rows;
+               n_b = adapters_b_stride(rank, d->is_gpu) * (size_t)target->slice.n_rows;
         char *b = at + adapters_aligned(n_a * d->elem_bytes);
 
         if (target->part == NULL || target->of_rows)

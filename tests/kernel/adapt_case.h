@@ -44,7 +44,8 @@ struct adapt_made {
     struct k_adapters wide, narrow; /* float32; bfloat16 */
     int n_out, y_width;
     int32_t slots[ADAPT_ROWS];
-    int32_t order[ADAPT_ROWS], starts[ADAPT_ROWS + 1], segments[ADAPT_ROWS], count;
+    int32_t order[ADAPT_ROWS], starts[ADAPT_ROWS + 1], segments[ADAPT_ROWS], count[2],
+        of[ADAPT_ROWS];
     uint16_t *x;                                 /* bfloat16 [n][n_in], or float16 as K_HALF_AT */
     k_bf16 *before, *norm;                       /* [n][n_out]: the product; [n_out] */
     float *before_float, *sums;                  /* the same numbers; [n][n_in / 16] */
@@ -90,6 +91,20 @@ static inline float *adapt_draw(k_bf16 **out, size_t n)
     return f;
 }
 
+/* b [rank][n_out] as a GPU has it: [n_out][K_ADAPT_STRIDE(rank)]. */
+static inline k_bf16 *adapt_turn(const k_bf16 *b, size_t rank, size_t n_out)
+{
+    size_t stride = K_ADAPT_STRIDE(rank), n = n_out * stride * sizeof(k_bf16);
+    k_bf16 *turned = aligned_alloc(64, (n + 64) / 64 * 64);
+
+    memset(turned, 0, (n + 64) / 64 * 64);
+    for (size_t k = 0; k < rank; k++) {
+        for (size_t i = 0; i < n_out; i++)
+            turned[i * stride + k] = b[k * n_out + i];
+    }
+    return turned;
+}
+
 static inline void adapt_make_slots(struct adapt_made *m)
 {
     const struct adapt_case *c = m->c;
@@ -107,7 +122,8 @@ static inline void adapt_make_slots(struct adapt_made *m)
                   *wide_b = adapt_draw(&b, rank * n_out);
 
             wide[s] = (struct k_adapter){wide_a, wide_b, (int)rank, 0.5f + 0.25f * (float)s};
-            slots[s] = (struct k_adapter){a, b, (int)rank, wide[s].scale};
+            slots[s] = (struct k_adapter){a, adapt_turn(b, rank, n_out), (int)rank, wide[s].scale};
+            free(b);
         }
         m->wide.parts[part] = (struct k_adapted){m->n_out, c->n_out[part], wide};
         m->narrow.parts[part] = (struct k_adapted){m->n_out, c->n_out[part], slots};
@@ -166,7 +182,7 @@ static inline void adapt_make(struct adapt_made *m, const struct adapt_case *c)
     k_bf16 *x;
     float *wide_x, *norm, *residual;
     int32_t work[ADAPT_SLOTS + 2];
-    struct k_adapt_rows rows = {m->order, m->starts, m->segments, &m->count};
+    struct k_adapt_rows rows = {m->order, m->starts, m->segments, m->count, m->of};
 
     memset(m, 0, sizeof *m);
     m->c = c;

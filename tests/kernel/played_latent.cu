@@ -69,6 +69,7 @@ static void chunk_multiply(float (&c)[4], const uint32_t a[4], uint32_t b0, uint
 #undef ROOM
 #undef WEIGHTS
 #undef SCORES
+#undef RAW_ROOM
 #undef NOTHING
 #undef LOG2_E
 /* Its names are short: it comes after the others. */

@@ -16,7 +16,8 @@ static struct k_adapter *put_slots(const struct adapt_made *m, int part)
 
         slots[s] = of->slots[s];
         slots[s].a = gpu_array(of->slots[s].a, rank * (size_t)m->c->n_in * sizeof(k_bf16));
-        slots[s].b = gpu_array(of->slots[s].b, rank * (size_t)of->n_out * sizeof(k_bf16));
+        slots[s].b =
+            gpu_array(of->slots[s].b, K_ADAPT_STRIDE(rank) * (size_t)of->n_out * sizeof(k_bf16));
     }
     return gpu_array(slots, sizeof slots);
 }
@@ -49,7 +50,8 @@ static void check(size_t at)
     a = (struct k_adapting){
         .of = m.narrow,
         .rows = {gpu_array(m.order, sizeof m.order), gpu_array(m.starts, sizeof m.starts),
-                 gpu_array(m.segments, sizeof m.segments), gpu_array(&m.count, sizeof m.count)},
+                 gpu_array(m.segments, sizeof m.segments), gpu_array(m.count, sizeof m.count),
+                 gpu_array(m.of, sizeof m.of)},
         .p = {.kind = c->kind,
               .x = gpu_array(m.x, n * n_in * sizeof *m.x),
               .sums_in = c->has_norm ? gpu_array(m.sums, n * (n_in / 16) * sizeof(float)) : NULL,

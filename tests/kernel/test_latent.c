@@ -42,7 +42,7 @@ struct latent_case {
     float *pages;
     size_t n_pages;
     int32_t table[SEQS * COLUMNS], seq[TOKENS], pos[TOKENS];
-    int32_t tile_seqs[TOKENS], tile_starts[TOKENS], decode_seqs[SEQS];
+    int32_t tile_seqs[TOKENS], tile_starts[TOKENS], decode_seqs[TOKENS];
 };
 
 static float unwritten(void)
@@ -309,6 +309,54 @@ static void check_few(struct latent_case *c, const k_bf16 *queries, const float 
     free(sums), free(want), free(got);
 }
 
+/* As many decodes as a step of these kernels has, of up to 64 keys, one of a padding sequence. */
+static void check_most_few(int i, enum k_type type)
+{
+    static int32_t starts[TOKENS + 1], lens[TOKENS];
+    struct latent_case *c = calloc(1, sizeof *c);
+    const struct k_latent_shape *s = &shapes[i].shape;
+    size_t width;
+    float *queries;
+    int n = 64;
+
+    make_weights(c, i);
+    make_pages(c, type);
+    c->plan.work = gpu_array(NULL, k_attn_work_bytes(c->row, s->n_heads, 1));
+    for (c->plan.n_decodes = n; n > 0; c->plan.n_decodes = --n) {
+        if (k_latent_is_few(&c->plan, &c->dkv, s, n))
+            break;
+    }
+    for (int k = 0; k < n; k++) {
+        starts[k + 1] = k + 1;
+        lens[k] = k == 1 ? 0 : k * 7 % 64 + 1;
+        c->seq[k] = k;
+        c->pos[k] = lens[k] > 0 ? lens[k] - 1 : 0;
+        for (int page = 0; page < 4; page++)
+            c->table[k * 4 + page] = (k * 4 + page) * 7 % PAGES;
+    }
+    c->n_tokens = n;
+    c->t = (struct k_tokens){.seq = c->seq,
+                             .pos = c->pos,
+                             .seq_start = starts,
+                             .kv_len = lens,
+                             .page_ids = c->table,
+                             .n_tokens = n,
+                             .n_seqs = n,
+                             .pages_max = 4};
+    c->dt = c->t;
+    c->dt.seq = gpu_array(c->seq, sizeof c->seq);
+    c->dt.pos = gpu_array(c->pos, sizeof c->pos);
+    c->dt.seq_start = gpu_array(starts, sizeof starts);
+    c->dt.kv_len = gpu_array(lens, sizeof lens);
+    c->dt.page_ids = gpu_array(c->table, sizeof c->table);
+    width = (size_t)n * (size_t)(s->n_heads * c->row);
+    queries = gpu_random(width + 1, 1.0f);
+    printf("# %d decodes of %d heads\n", n, s->n_heads);
+    if (n > 0)
+        check_few(c, gpu_bf16(queries, width), queries);
+    free(queries), free(c->pages), free(c);
+}
+
 /* Are the first n_bytes of two arrays of `bytes` on the device the same? */
 static bool are_same(const void *a, const void *b, size_t n_bytes, size_t bytes)
 {
@@ -479,6 +527,10 @@ int main(void)
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
         if (gpu_has_turn())
             check_bits((int)i);
+    }
+    for (int i = 0; i < 3; i++) {
+        if (gpu_has_turn())
+            check_most_few(i, i == 1 ? K_E4M3 : K_BF16);
     }
     for (size_t step = 0; step < STEPS; step++) {
         for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {

@@ -26,12 +26,12 @@ static int play_rows(const struct adapt_made *m, int first, int n, struct adapt_
 {
     const struct adapt_case *c = m->c;
     size_t n_y = (size_t)n * (size_t)m->n_out, skip = (size_t)first * (size_t)m->n_out;
-    int32_t order[ADAPT_ROWS], starts[ADAPT_ROWS + 1], slots[ADAPT_ROWS], count;
+    int32_t order[ADAPT_ROWS], starts[ADAPT_ROWS + 1], slots[ADAPT_ROWS], count[2], of[ADAPT_ROWS];
     int32_t work[ADAPT_SLOTS + 2];
     uint16_t *y = calloc(n_y + 1, sizeof *y), *normed = calloc(n_y + 1, sizeof *normed);
     float *t = floats((size_t)(K_ADAPT_SPLITS * c->n_parts * n * 64));
     struct k_adapting a = {.of = m->narrow,
-                           .rows = {order, starts, slots, &count},
+                           .rows = {order, starts, slots, count, of},
                            .p = {.kind = c->kind,
                                  .x = m->x + (size_t)first * (size_t)c->n_in,
                                  .sums_in = c->has_norm ? m->sums + first * (c->n_in / 16) : NULL,

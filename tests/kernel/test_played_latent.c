@@ -250,7 +250,7 @@ static void check(const struct k_latent_shape *s, bool interleaved, enum k_type 
 
 /* Decodes alone, one of them of a padding sequence, by the kernels for few: against attention of
  * the reference, and values of it. */
-static void check_few(const struct k_latent_shape *s, bool is_fresh)
+static void check_few(const struct k_latent_shape *s, enum k_type type, bool is_fresh)
 {
     static const int32_t few_starts[] = {0, 1, 2, 3, 4}, few_lens[] = {0, 70, 1, 85};
     size_t row = (size_t)k_latent_row(s), heads = N_SEQS * (size_t)s->n_heads;
@@ -278,8 +278,12 @@ static void check_few(const struct k_latent_shape *s, bool is_fresh)
                        .head_dim = (int)row,
                        .value_dim = s->kv_rank,
                        .page_tokens = PAGE,
-                       .type = K_BF16,
+                       .type = type,
+                       .k_scale = type == K_BF16 ? 1.0f : 0.5f,
+                       .v_scale = type == K_BF16 ? 1.0f : 0.5f,
                        .is_shared = true};
+    if (type != K_BF16)
+        round_pages(pages, host_pages, N_PAGES * elems, kv.k_scale);
     p.kv = kv;
     p.plan.n_decodes = N_SEQS;
     p.plan.overlap = is_fresh;
@@ -311,6 +315,7 @@ int main(void)
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i += 3) /* whole rows, and odd ones */
         check(&shapes[i].shape, shapes[i].interleaved, K_E4M3);
     for (size_t i = 0; i < sizeof few / sizeof few[0]; i++)
-        check_few(&few[i], i % 2 == 1);
+        check_few(&few[i], K_BF16, i % 2 == 1);
+    check_few(&few[0], K_E4M3, true);
     return tap_done();
 }
