@@ -361,8 +361,8 @@ static int bytes_encode_rows(CUtensorMap *map, const void *data, int n, int n_in
     return encode_boxes(map, true, (void *)(uintptr_t)data, 3, sizes, strides, box);
 }
 
-/* How many rows of x a tile has: the number with which the last block ends sooner. A tile of half as
- * many takes 0.65 of the time, because it loads two thirds of the bytes. */
+/* How many rows of x a tile has: the number with which the last block ends sooner. A tile of half
+ * as many takes 0.65 of the time, because it loads two thirds of the bytes. */
 static int bytes_choose_cols(int n, int w_tiles, int n_sms)
 {
     long whole = ((long)w_tiles * ((n + COLS - 1) / COLS) + n_sms - 1) / n_sms;
