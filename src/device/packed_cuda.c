@@ -18,6 +18,8 @@
 /* Up to so many rows, products with the codes are faster than widening the matrix, although each
  * 64 rows read it again (docs/kernels/experiments/packed-products.md). */
 #define ROWS_FEW 256
+/* The same of codes of 8 bits in groups of 32, whose sums end four times a record. */
+#define ROWS_FEW_GROUPS 128
 /* From so many rows on, products of whole numbers are faster. */
 #define ROWS_BYTES 65
 /* Rows of the scratch matrix are a multiple of the library's tiles. */
@@ -31,6 +33,11 @@ int packed_reserve(struct cuda *c)
         return ERR_OK;
     c->widened = sleep_alloc_scratch(&c->base, widens ? DEVICE_WIDENED_BYTES : DEVICE_HALVED_BYTES);
     return c->widened != NULL ? ERR_OK : ERR_NO_MEMORY;
+}
+
+static int packed_rows_few(const struct k_matrix *w)
+{
+    return w->format.elem == K_INT8 && w->format.group_cols == 32 ? ROWS_FEW_GROUPS : ROWS_FEW;
 }
 
 /* K_PRODUCT_ROWS_MAX rows at a time. Where scratch memory is for widened matrices, up to ROWS_FEW
@@ -89,7 +96,7 @@ int packed_run(struct cuda *c, const struct gemm_product *p)
     must(c->widened != NULL);
     if (p->n >= ROWS_BYTES && !p->y_is_float && k_multiply_bytes_takes(w))
         return packed_run_bytes(c, p);
-    if (p->n <= ROWS_FEW)
+    if (p->n <= packed_rows_few(w))
         return packed_run_few(c, p);
     if (step > ROWS_UNIT)
         step = step / ROWS_UNIT * ROWS_UNIT;
