@@ -360,19 +360,25 @@ static void compare_packed(enum k_product_kind kind, struct shape s, struct k_fo
     run_close(&r);
 }
 
-/* Bytes by row. */
+/* Bytes by row: shapes of all cuts, of which a kernel differs from e4m3's in few places. */
 static void compare_all_signed(void)
 {
     static const struct shape shapes[] = {{64, 128},   {1040, 512}, {96, 1024},
                                           {512, 7168}, {6144, 512}, {256, 28672}};
-    static const struct shape large[] = {{36000, 128}, {28672, 256}, {4096, 1024}, {20480, 128}};
+    static const struct {
+        enum k_product_kind kind;
+        struct shape s;
+    } large[] = {{K_PRODUCT_PLAIN, {36000, 128}},
+                 {K_PRODUCT_FLOAT, {44400, 128}},
+                 {K_PRODUCT_GATED, {28672, 256}},
+                 {K_PRODUCT_RESIDUAL, {4096, 256}},
+                 {K_PRODUCT_RESIDUAL, {20480, 128}}};
 
     for (int i = 0; i < (int)(4 * sizeof shapes / sizeof shapes[0]); i++)
         compare_kind((enum k_product_kind)(K_PRODUCT_PLAIN + i % 4), shapes[i / 4], K_INT8, false,
-                     64, i / 4 == 1);
-    for (int i = 0; i < (int)(4 * sizeof large / sizeof large[0]); i++)
-        compare_kind((enum k_product_kind)(K_PRODUCT_PLAIN + i % 4), large[i / 4], K_INT8, false,
-                     58, false);
+                     64, i == 7);
+    for (size_t i = 0; i < sizeof large / sizeof large[0]; i++)
+        compare_kind(large[i].kind, large[i].s, K_INT8, false, 58, false);
 }
 
 /* Codes of 8 bits: the smallest and the largest matrix of a tile, several tiles and passes; a scale
