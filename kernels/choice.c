@@ -4,6 +4,7 @@
  * has both or one of them (configure --with-cuda-arch). */
 #include "config.h"
 
+#include "kernels/bytes.h"
 #include "kernels/choice.h"
 #include "kernels/packed_many.h"
 
@@ -85,6 +86,28 @@ int k_multiply(const struct k_product *p, int n, int n_sms, k_stream stream)
     return CHOOSE(k_multiply, p, n, n_sms, stream);
 }
 
+bool k_multiply_bytes_takes(const struct k_matrix *w)
+{
+#ifdef HAVE_SM90
+    return !k_is_portable() && k_multiply_bytes_takes_sm90(w);
+#else
+    (void)w;
+    return false;
+#endif
+}
+
+int k_multiply_bytes(k_bf16 *y, const struct k_bytes *x, const struct k_matrix *w,
+                     const k_bf16 *bias, int n, int n_sms, k_stream stream)
+{
+#ifdef HAVE_SM90
+    if (!k_is_portable())
+        return k_multiply_bytes_sm90(y, x, w, bias, n, n_sms, stream);
+#else
+    (void)y, (void)x, (void)w, (void)bias, (void)n, (void)n_sms, (void)stream;
+#endif
+    return -1;
+}
+
 /* The portable kernels do not wait for each other's blocks. */
 bool k_adapt_joins(const struct k_adapting *a)
 {
@@ -109,7 +132,7 @@ int k_adapt_join(const struct k_adapting *a, k_stream stream)
 bool k_multiply_many_takes(const struct k_matrix *w)
 {
 #ifdef HAVE_SM90
-    return !k_is_portable() && k_format_is_packed(&w->format) &&
+    return !k_is_portable() && k_format_is_packed(&w->format) && w->format.elem != K_INT8 &&
            k_format_fits(&w->format, w->n_out, w->n_in);
 #else
     (void)w;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What a GPU without products of e4m3 needs for matrices of e4m3: their rows as bfloat16, and rows
- * of x in the order that the portable product reads. Sixteen elements per thread. */
+ * Rows of matrices of e4m3, which a GPU without such products needs, and of bytes as bfloat16; and
+ * rows of x in the order that products of few rows read. Sixteen elements per thread. */
 #include "kernels/e4m3.cuh"
 
 #define THREADS 256
@@ -14,6 +14,19 @@ struct widen_args {
     size_t n;                           /* sixteens */
 };
 
+/* Eight bytes with a sign, times a scale: the first two of each word from bit `from` on. */
+static __device__ inline uint4 codes_scaled_bytes(const uint4 &words, int from, float scale)
+{
+    const uint32_t word[4] = {words.x >> from, words.y >> from, words.z >> from, words.w >> from};
+    uint32_t two[4];
+
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        two[i] = pack_bf16((float)(int8_t)word[i] * scale, (float)(int8_t)(word[i] >> 8) * scale);
+    return make_uint4(two[0], two[1], two[2], two[3]);
+}
+
+template <bool IS_INT8>
 static __global__ void __launch_bounds__(THREADS) widen_codes_kernel(const widen_args a)
 {
     size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x;
@@ -29,6 +42,11 @@ static __global__ void __launch_bounds__(THREADS) widen_codes_kernel(const widen
     if (a.scales != NULL)
         scale = a.block == 0 ? a.scales[row]
                              : a.scales[(size_t)(row / a.block) * a.scale_cols + col / a.block];
+    if (IS_INT8) {
+        *(uint4 *)(a.out + i * 16) = codes_scaled_bytes(codes, 0, scale);
+        *(uint4 *)(a.out + i * 16 + 8) = codes_scaled_bytes(codes, 16, scale);
+        return;
+    }
     *(uint4 *)(a.out + i * 16) = scaled_eight(make_uint2(codes.x, codes.y), scale);
     *(uint4 *)(a.out + i * 16 + 8) = scaled_eight(make_uint2(codes.z, codes.w), scale);
 }
@@ -45,8 +63,11 @@ int k_widen_codes(k_bf16 *out, const struct k_matrix *w, int first, int n, k_str
     a.block = w->format.group_cols;
     a.scale_cols = k_format_scale_cols(&w->format, w->n_in);
     a.n = (size_t)n * (size_t)(w->n_in / 16);
-    return K_LAUNCH(widen_codes_kernel, (unsigned)((a.n + THREADS - 1) / THREADS), THREADS, 0,
-                    stream, a);
+    if (w->format.elem == K_INT8)
+        return K_LAUNCH(widen_codes_kernel<true>, (unsigned)((a.n + THREADS - 1) / THREADS),
+                        THREADS, 0, stream, a);
+    return K_LAUNCH(widen_codes_kernel<false>, (unsigned)((a.n + THREADS - 1) / THREADS), THREADS,
+                    0, stream, a);
 }
 
 static __global__ void __launch_bounds__(THREADS)

@@ -25,7 +25,8 @@
  * scales of their own (ref_blocks()). Those of 32 elements come first, then those of 256. K_INT4 is
  * codes of 4 bits in records with their scales and zeros (packed.h), K_FLOAT4 e2m1 in records with
  * scales of K_E5M3: a byte without sign, (8 + its lower 3 bits) * 2^(its upper 5 - 34), at most
- * 1.875 and never 0. */
+ * 1.875 and never 0. K_INT8 is bytes with a sign in the order of K_BYTE_AT and a scale for each
+ * row, or, in groups, codes of 8 bits in records. */
 enum k_type {
     K_BF16,
     K_E4M3,
@@ -50,6 +51,7 @@ enum k_type {
     K_INT4,
     K_FLOAT4,
     K_E5M3, /* of scales in records only */
+    K_INT8,
 };
 
 /* The elements of a matrix [n_out][n_in] and the numbers that go with them:
@@ -58,9 +60,9 @@ enum k_type {
  *
  * Scales have the shape [ceil(n_out / group_rows)][k_format_scale_cols()], and so have zeros. All
  * fields zero is the plain format: bf16 and nothing else. In records scales and zeros have no
- * arrays of their own, group_rows is 0, and a zero that is not stored is 8; but with K_FLOAT4 the
- * array of scales has a float32 for each row, by which all of it is multiplied besides, and
- * group_rows is 1. */
+ * arrays of their own, group_rows is 0, and a zero that is not stored is the middle, 8 or 128; but
+ * with K_FLOAT4 the array of scales has a float32 for each row, by which all of it is multiplied
+ * besides, and group_rows is 1. */
 struct k_format {
     enum k_type elem;
     enum k_type scale; /* type of scales and zeros; unused without scales */
@@ -69,6 +71,8 @@ struct k_format {
     bool has_zeros;    /* zero points; else 0 */
     bool has_global;   /* one scale of the whole matrix; else 1 */
     bool has_x_scale;  /* the scale of inputs is in the checkpoint */
+    bool rounds_x;     /* K_INT8 by row: products of many rows may round inputs to 8-bit whole
+                        * numbers, with a scale for each row */
 };
 
 /* The longest rows of packed matrices: a cluster holds eight rows of x in shared memory. */
@@ -81,7 +85,8 @@ K_BOTH bool k_format_is_same(const struct k_format *a, const struct k_format *b)
 {
     return a->elem == b->elem && a->scale == b->scale && a->group_rows == b->group_rows &&
            a->group_cols == b->group_cols && a->has_zeros == b->has_zeros &&
-           a->has_global == b->has_global && a->has_x_scale == b->has_x_scale;
+           a->has_global == b->has_global && a->has_x_scale == b->has_x_scale &&
+           a->rounds_x == b->rounds_x;
 }
 
 /* --- formats ---------------------------------------------------------------------------- */
@@ -89,7 +94,7 @@ K_BOTH bool k_format_is_same(const struct k_format *a, const struct k_format *b)
 /* Elements of a type alone: the plain format, or blocks that have scales of their own. */
 K_BOTH struct k_format k_format_bare(enum k_type elem)
 {
-    struct k_format format = {elem, K_F32, 0, 0, false, false, false};
+    struct k_format format = {elem, K_F32, 0, 0, false, false, false, false};
 
     return format;
 }
@@ -97,7 +102,7 @@ K_BOTH struct k_format k_format_bare(enum k_type elem)
 /* One float32 scale per row. */
 K_BOTH struct k_format k_format_by_row(enum k_type elem)
 {
-    struct k_format format = {elem, K_F32, 1, 0, false, false, false};
+    struct k_format format = {elem, K_F32, 1, 0, false, false, false, false};
 
     return format;
 }
@@ -106,7 +111,15 @@ K_BOTH struct k_format k_format_by_row(enum k_type elem)
  * for each 32, 64 or 128 columns of a row. */
 K_BOTH struct k_format k_format_packed(enum k_type scale, int group, bool has_zeros)
 {
-    struct k_format format = {K_INT4, scale, 0, group, has_zeros, false, false};
+    struct k_format format = {K_INT4, scale, 0, group, has_zeros, false, false, false};
+
+    return format;
+}
+
+/* The same with codes of 8 bits. Without groups it is k_format_by_row(K_INT8). */
+K_BOTH struct k_format k_format_int8(enum k_type scale, int group, bool has_zeros)
+{
+    struct k_format format = {K_INT8, scale, 0, group, has_zeros, false, false, false};
 
     return format;
 }
@@ -114,7 +127,7 @@ K_BOTH struct k_format k_format_packed(enum k_type scale, int group, bool has_ze
 /* Floats of 4 bits in records, with a scale for each 16 or 32 columns of a row, and one a row. */
 K_BOTH struct k_format k_format_float4(int group)
 {
-    struct k_format format = {K_FLOAT4, K_E5M3, 1, group, false, false, false};
+    struct k_format format = {K_FLOAT4, K_E5M3, 1, group, false, false, false, false};
 
     return format;
 }
@@ -122,7 +135,7 @@ K_BOTH struct k_format k_format_float4(int group)
 /* One float32 scale per group of rows x cols. */
 K_BOTH struct k_format k_format_in_groups(enum k_type elem, int rows, int cols)
 {
-    struct k_format format = {elem, K_F32, rows, cols, false, false, false};
+    struct k_format format = {elem, K_F32, rows, cols, false, false, false, false};
 
     return format;
 }
@@ -133,7 +146,7 @@ K_BOTH struct k_format k_format_in_groups(enum k_type elem, int rows, int cols)
 
 K_BOTH struct k_format k_format_mxfp4(void)
 {
-    struct k_format format = {K_E2M1, K_E8M0, 1, K_MXFP4_GROUP, false, false, false};
+    struct k_format format = {K_E2M1, K_E8M0, 1, K_MXFP4_GROUP, false, false, false, false};
 
     return format;
 }
@@ -153,7 +166,9 @@ K_BOTH int k_type_block(enum k_type type)
         return 2;
     if (type == K_INT4 || type == K_FLOAT4)
         return 128; /* the columns of a record */
-    return type < K_Q4_0 || type == K_F16 || type == K_E5M3 ? 1 : type < K_Q2_K ? 32 : 256;
+    return type < K_Q4_0 || type == K_F16 || type == K_E5M3 || type == K_INT8 ? 1
+           : type < K_Q2_K                                                    ? 32
+                                                                              : 256;
 }
 
 /* Bytes of a block, with its scales. */
@@ -166,7 +181,8 @@ K_BOTH int k_type_block_bytes(enum k_type type)
     case K_BF16_KEPT:
     case K_E8M0:
     case K_F16:
-    case K_E5M3: break;
+    case K_E5M3:
+    case K_INT8: break;
     case K_E2M1: return 1;
     case K_INT4:
     case K_FLOAT4: return 64; /* and scales, which depend on the format */
@@ -219,10 +235,14 @@ K_BOTH bool k_format_is_mxfp4(const struct k_format *f)
            f->group_cols == K_MXFP4_GROUP && !f->has_zeros && !f->has_global;
 }
 
+/* The place of element i of a row of bytes (K_INT8 by row): of each 16 the order in which a lane's
+ * word is two neighbours and the two 8 further on, as the tensor cores take them. */
+#define K_BYTE_AT(i) (((i) & ~(size_t)15) | ((i)&6) << 1 | ((i) >> 2 & 2) | ((i)&1))
+
 /* Codes in records (packed.h), with a scale for each group of a row. */
 K_BOTH bool k_format_is_packed(const struct k_format *f)
 {
-    return f->elem == K_INT4 || f->elem == K_FLOAT4;
+    return f->elem == K_INT4 || f->elem == K_FLOAT4 || (f->elem == K_INT8 && f->group_cols > 0);
 }
 
 /* Do rows and columns of a packed matrix fit what kernels take: whole pairs of strips of 16 rows,
@@ -231,7 +251,7 @@ K_BOTH bool k_format_fits(const struct k_format *f, int n_out, int n_in)
 {
     bool has_group =
         f->group_cols == 32 ||
-        (f->elem == K_INT4 ? f->group_cols == 64 || f->group_cols == 128 : f->group_cols == 16);
+        (f->elem == K_FLOAT4 ? f->group_cols == 16 : f->group_cols == 64 || f->group_cols == 128);
 
     return has_group && n_out % 32 == 0 && n_in % 128 == 0 && n_in <= K_PACKED_IN_MAX;
 }
@@ -248,13 +268,19 @@ K_BOTH bool k_format_reads_half(const struct k_format *f)
     return f->elem == K_E4M3;
 }
 
+/* The zero of codes in records that have none. */
+K_BOTH int k_format_middle(const struct k_format *f)
+{
+    return f->elem == K_INT8 ? 128 : 8;
+}
+
 /* Can weights of both formats be rows of one matrix, with the scales of one after those of the
  * other? Scales of inputs do not matter. */
 K_BOTH bool k_format_is_like(const struct k_format *a, const struct k_format *b)
 {
     return a->elem == b->elem && a->group_rows == b->group_rows && a->group_cols == b->group_cols &&
            (a->group_rows == 0 || a->scale == b->scale) && a->has_zeros == b->has_zeros &&
-           a->has_global == b->has_global;
+           a->has_global == b->has_global && a->rounds_x == b->rounds_x;
 }
 
 /* Bytes of n_in elements; n_in is a multiple of the block's elements. Of records: a sixteenth of
@@ -266,7 +292,8 @@ K_BOTH size_t k_format_row_bytes(const struct k_format *f, int n_in)
                                          : 2; /* bytes of a group's scale and zero */
 
     if (k_format_is_packed(f))
-        return (size_t)(n_in / 128) * (size_t)(64 + 128 / f->group_cols * in_records);
+        return (size_t)(n_in / 128) *
+               (size_t)((f->elem == K_INT8 ? 128 : 64) + 128 / f->group_cols * in_records);
     return (size_t)(n_in / k_type_block(f->elem)) * (size_t)k_type_block_bytes(f->elem);
 }
 

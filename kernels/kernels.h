@@ -860,7 +860,8 @@ int k_mxfp4_arrange(void *out, const void *codes, const void *exponents,
 /* Random codes in this arrangement, with one exponent: a deviation of about 0.02. */
 int k_fill_random_mxfp4(void *out, size_t bytes, uint64_t seed, k_stream stream);
 
-/* Random codes for all of a packed matrix, with scales for about the given deviation. */
+/* Random codes for all of a packed matrix, with scales for about the given deviation; of bytes by
+ * row, without scales, of that deviation. */
 int k_fill_random_packed(const struct k_matrix *w, float deviation, uint64_t seed, k_stream stream);
 
 #ifdef __cplusplus

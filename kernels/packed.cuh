@@ -10,7 +10,7 @@
 #include "kernels/mxfp4.cuh"
 #include "kernels/packed.h"
 
-#define PACKED_CODE_BYTES 1024 /* of a record of 4-bit codes */
+#define PACKED_CODE_BYTES 1024 /* of a record of 4-bit codes; of 8-bit ones twice as many */
 
 /* A matrix of records. */
 struct packed_shape {
@@ -18,6 +18,8 @@ struct packed_shape {
     int record_bytes, group;
     bool has_zeros, is_half; /* scales are float16 */
     bool is_float;           /* codes are e2m1 */
+    int code_bytes;          /* of a record */
+    int middle;              /* the zero where none is stored */
 };
 
 static inline struct packed_shape packed_shape_of(const struct k_matrix *w)
@@ -32,6 +34,8 @@ static inline struct packed_shape packed_shape_of(const struct k_matrix *w)
     s.has_zeros = w->format.has_zeros;
     s.is_half = w->format.scale == K_F16;
     s.is_float = packing.is_float;
+    s.code_bytes = PACKED_CODE_BYTES / 4 * packing.bits;
+    s.middle = k_format_middle(&w->format);
     return s;
 }
 
@@ -51,9 +55,22 @@ static __device__ __forceinline__ uint32_t packed_two(uint32_t codes)
 }
 
 /* A code in the low four bits of a bfloat16 is code * 2^-133, a subnormal number, which the tensor
- * cores and fused operations take as it is; in the next four bits it is 16 times that. */
+ * cores and fused operations take as it is; in the next four bits it is 16 times that. A code of
+ * eight bits reaches the lowest bit of the exponent, whose numbers begin at 128 * 2^-133: so it is
+ * code * 2^-133, too. */
 #define CODE_LOW  0x000f000fU
 #define CODE_HIGH 0x00f000f0U
+
+/* The codes of 8 bits of rows g and of rows g + 8 in a word, 16 bits apart. */
+static __device__ __forceinline__ uint32_t packed_low_bytes(uint32_t codes)
+{
+    return __byte_perm(codes, 0, 0x4240);
+}
+
+static __device__ __forceinline__ uint32_t packed_high_bytes(uint32_t codes)
+{
+    return __byte_perm(codes, 0, 0x4341);
+}
 
 /* The numbers of a group of columns, for rows g and g + 8 of a strip. */
 struct packed_numbers {
@@ -69,11 +86,12 @@ static __device__ inline struct packed_numbers packed_numbers_of(const char *rec
                                                                  int row,
                                                                  const struct packed_shape &s)
 {
-    const uint16_t *scales = (const uint16_t *)(record + PACKED_CODE_BYTES) + group * 16 + row;
-    const uint8_t *zeros = (const uint8_t *)record + PACKED_CODE_BYTES +
-                           K_PACKED_COLS / s.group * 32 + group * 16 + row;
+    const uint16_t *scales = (const uint16_t *)(record + s.code_bytes) + group * 16 + row;
+    const uint8_t *zeros =
+        (const uint8_t *)record + s.code_bytes + K_PACKED_COLS / s.group * 32 + group * 16 + row;
+    float middle = (float)s.middle;
     struct packed_numbers numbers = {
-        {packed_scale(scales[0], s.is_half), packed_scale(scales[8], s.is_half)}, {8.0f, 8.0f}};
+        {packed_scale(scales[0], s.is_half), packed_scale(scales[8], s.is_half)}, {middle, middle}};
 
     if (s.has_zeros) {
         numbers.zero[0] = (float)zeros[0];

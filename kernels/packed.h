@@ -49,13 +49,13 @@ struct k_packing {
     bool is_float;   /* codes are e2m1: 4 bits, in_order, scale_bytes 1, zero_bytes 0 */
 };
 
-/* The records of a packed format (k_format_is_packed()): 4 bits, scales of 2 bytes, or 1 of floats,
- * zeros of 1, in order. */
+/* The records of a packed format (k_format_is_packed()): scales of 2 bytes, or 1 of floats, zeros
+ * of 1, in order. */
 K_BOTH struct k_packing k_packing_of(const struct k_format *f)
 {
     bool is_float = f->elem == K_FLOAT4;
-    struct k_packing packing = {4,    f->group_cols, is_float ? 1 : 2, f->has_zeros ? 1 : 0,
-                                true, is_float};
+    struct k_packing packing = {f->elem == K_INT8 ? 8 : 4, f->group_cols, is_float ? 1 : 2,
+                                f->has_zeros ? 1 : 0,      true,          is_float};
 
     return packing;
 }

@@ -3,6 +3,7 @@
  * Weights in records (packed.h) as bfloat16, for products of many rows, and random ones. */
 #include <cuda_fp16.h>
 
+#include "kernels/bytes.h"
 #include "kernels/packed.cuh"
 #include "kernels/packed.h"
 #include "kernels/rng.h"
@@ -10,11 +11,30 @@
 #define THREADS 256
 
 /* Two neighbours of a row of a strip: codes 16 bits apart, from bit `shift` on. */
+template <int BITS>
 static __device__ inline uint32_t packed_widen_two(uint32_t codes, int shift, float zero,
                                                    float scale)
 {
-    return pack_bf16(((float)(codes >> shift & 15) - zero) * scale,
-                     ((float)(codes >> (shift + 16) & 15) - zero) * scale);
+    const uint32_t mask = (1U << BITS) - 1;
+
+    return pack_bf16(((float)(codes >> shift & mask) - zero) * scale,
+                     ((float)(codes >> (shift + 16) & mask) - zero) * scale);
+}
+
+/* A lane's words of 32 columns: of 4 bits two, of 8 bits four. */
+template <int BITS>
+static __device__ inline void packed_load_quarter(uint32_t (&codes)[BITS / 2], const char *record,
+                                                  int quarter, int lane)
+{
+    if constexpr (BITS == 8) {
+        uint4 four = *(const uint4 *)(record + quarter * 512 + lane * 16);
+
+        codes[0] = four.x, codes[1] = four.y, codes[2] = four.z, codes[3] = four.w;
+    } else {
+        uint2 two = *(const uint2 *)(record + quarter / 2 * 512 + lane * 16 + quarter % 2 * 8);
+
+        codes[0] = two.x, codes[1] = two.y;
+    }
 }
 
 /* Exchange words between the four lanes of a row: lane q gets word q of each, in their order. */
@@ -41,6 +61,7 @@ static __device__ inline void packed_turn_four(uint32_t (&words)[4])
 
 /* A warp per record. A lane has two columns of each eight; after an exchange with three others it
  * stores the eight columns of one. Bytes are read once and written once. */
+template <int BITS>
 static __global__ void __launch_bounds__(THREADS)
     dequantise_kernel(k_bf16 *out, const char *w, struct packed_shape s, size_t n_records)
 {
@@ -54,17 +75,19 @@ static __global__ void __launch_bounds__(THREADS)
         return;
 #pragma unroll
     for (int quarter = 0; quarter < 4; quarter++) {
-        uint2 codes = *(const uint2 *)(from + quarter / 2 * 512 + lane * 16 + quarter % 2 * 8);
         packed_numbers n = packed_numbers_of(from, quarter * groups / 4, row, s);
+        uint32_t codes[BITS / 2];
 
+        packed_load_quarter<BITS>(codes, from, quarter, lane);
 #pragma unroll
         for (int below = 0; below < 2; below++) {
             uint32_t words[4]; /* of the quarter's four times eight columns */
 
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                words[i] = packed_widen_two(i < 2 ? codes.x : codes.y, i % 2 * 8 + 4 * below,
-                                            n.zero[below], n.scale[below]);
+                words[i] = packed_widen_two<BITS>(codes[i * BITS / 8],
+                                                  BITS == 8 ? 8 * below : i % 2 * 8 + 4 * below,
+                                                  n.zero[below], n.scale[below]);
             packed_turn_four(words);
             *(uint4 *)(to + (size_t)(8 * below) * s.n_in + quarter * 32) =
                 make_uint4(words[0], words[1], words[2], words[3]);
@@ -128,7 +151,9 @@ int k_dequantise(k_bf16 *out, const struct k_matrix *w, int first, int n, k_stre
     if (s.is_float)
         return K_LAUNCH(dequantise_floats_kernel, blocks, THREADS, 0, stream, out, from,
                         (const float *)w->scales + first, s, n_records);
-    return K_LAUNCH(dequantise_kernel, blocks, THREADS, 0, stream, out, from, s, n_records);
+    if (w->format.elem == K_INT8)
+        return K_LAUNCH(dequantise_kernel<8>, blocks, THREADS, 0, stream, out, from, s, n_records);
+    return K_LAUNCH(dequantise_kernel<4>, blocks, THREADS, 0, stream, out, from, s, n_records);
 }
 
 /* Codes of a record are random, its scales equal, its zeros in the middle. A thread per word. */
@@ -136,7 +161,7 @@ static __global__ void fill_records_kernel(uint32_t *out, size_t n_words, struct
                                            uint32_t scales, uint64_t seed)
 {
     size_t step = (size_t)gridDim.x * blockDim.x;
-    int words = s.record_bytes / 4, scales_at = PACKED_CODE_BYTES / 4;
+    int words = s.record_bytes / 4, scales_at = s.code_bytes / 4;
     int zeros_at = s.is_float ? words : scales_at + K_PACKED_COLS / s.group * 8;
 
     for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n_words; i += step) {
@@ -144,7 +169,7 @@ static __global__ void fill_records_kernel(uint32_t *out, size_t n_words, struct
 
         out[i] = at < scales_at  ? (uint32_t)k_random(seed, i)
                  : at < zeros_at ? scales
-                                 : 0x08080808U;
+                                 : (uint32_t)s.middle * 0x01010101U;
     }
 }
 
@@ -160,11 +185,12 @@ static uint32_t packed_e5m3_of(float scale)
     return best;
 }
 
-int k_fill_random_packed(const struct k_matrix *w, float deviation, uint64_t seed, k_stream stream)
+static int packed_fill_records(const struct k_matrix *w, float deviation, uint64_t seed,
+                               k_stream stream)
 {
     const struct packed_shape s = packed_shape_of(w);
-    /* the deviation of codes 0 .. 15, and of floats */
-    float scale = deviation / (s.is_float ? 2.9f : 4.6f);
+    /* the deviation of codes 0 .. 15, of codes 0 .. 255, and of floats */
+    float scale = deviation / (s.is_float ? 2.9f : s.middle == 8 ? 4.6f : 73.9f);
     __half narrow = __float2half(scale);
     __nv_bfloat16 brain = __float2bfloat16(scale);
     uint32_t bits = s.is_half    ? *(const uint16_t *)&narrow
@@ -175,4 +201,12 @@ int k_fill_random_packed(const struct k_matrix *w, float deviation, uint64_t see
 
     return K_LAUNCH(fill_records_kernel, 4096, 256, 0, stream, (uint32_t *)w->data, n_words, s,
                     bits << 16 | bits, seed);
+}
+
+int k_fill_random_packed(const struct k_matrix *w, float deviation, uint64_t seed, k_stream stream)
+{
+    if (k_format_is_packed(&w->format))
+        return packed_fill_records(w, deviation, seed, stream);
+    return k_fill_random_bytes((int8_t *)w->data, (size_t)w->n_out * (size_t)w->n_in, deviation,
+                               seed, stream);
 }

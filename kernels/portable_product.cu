@@ -27,7 +27,7 @@
 #define COLS_MAX  16 /* rows of x at a time */
 #define COLS_BF16 16 /* cuBLASLt is faster for more rows of x with a plain matrix */
 
-enum gemv_format { GEMV_PLAIN, GEMV_BY_ROW, GEMV_IN_BLOCKS, GEMV_PACKED, GEMV_FLOATS };
+enum gemv_format { GEMV_PLAIN, GEMV_BY_ROW, GEMV_IN_BLOCKS, GEMV_PACKED, GEMV_BYTES, GEMV_FLOATS };
 
 struct gemv_args {
     k_product p; /* p.w is not read */
@@ -162,6 +162,13 @@ static __device__ inline uint32_t gemv_widen(uint32_t codes, uint32_t less)
     return *(const uint32_t *)&value;
 }
 
+/* Two codes of 8 bits, 16 bits apart, less their zero: exact, too. `less` is 2^23 + zero. */
+static __device__ inline uint32_t gemv_widen_bytes(uint32_t codes, float less)
+{
+    return pack_bf16(__uint_as_float((codes & 0xffU) | 0x4b000000U) - less,
+                     __uint_as_float((codes >> 16 & 0xffU) | 0x4b000000U) - less);
+}
+
 /* 16 columns of x for a product: the columns of the instruction itself. */
 template <int NT>
 static __device__ inline void gemv_load_step(uint32_t (&x)[NT][2], const gemv_args &a, int at)
@@ -218,6 +225,40 @@ static __device__ inline void gemv_add_record(float (&acc)[NT][4], const uint4 (
     }
 }
 
+/* The same of 8 bits, where a word of 16 bytes has 32 columns. */
+template <int NT>
+static __device__ inline void gemv_add_bytes(float (&acc)[NT][4], const uint4 (&codes)[4],
+                                             const char *record, int at, const gemv_args &a)
+{
+    int row = threadIdx.x % 32 / 4;
+
+#pragma unroll
+    for (int quarter = 0; quarter < 4; quarter++) {
+        const struct packed_numbers numbers =
+            packed_numbers_of(record, quarter * 32 / a.packed.group, row, a.packed);
+        float less[2] = {0x1p23f + numbers.zero[0], 0x1p23f + numbers.zero[1]};
+        float part[NT][4] = {};
+
+#pragma unroll
+        for (int step = 0; step < 2; step++) {
+            uint32_t x[NT][2], low = portable_word(codes[quarter], step * 2);
+            uint32_t high = portable_word(codes[quarter], step * 2 + 1);
+
+            gemv_load_step<NT>(x, a, at + quarter * 32 + step * 16);
+#pragma unroll
+            for (int i = 0; i < NT; i++)
+                portable_multiply<false>(part[i], gemv_widen_bytes(low, less[0]),
+                                         gemv_widen_bytes(low >> 8, less[1]),
+                                         gemv_widen_bytes(high, less[0]),
+                                         gemv_widen_bytes(high >> 8, less[1]), x[i][0], x[i][1]);
+        }
+#pragma unroll
+        for (int i = 0; i < 4 * NT; i++)
+            acc[i / 4][i % 4] =
+                __fmaf_rn(part[i / 4][i % 4], numbers.scale[i % 4 / 2], acc[i / 4][i % 4]);
+    }
+}
+
 /* The same of floats. */
 template <int NT>
 static __device__ inline void gemv_add_floats(float (&acc)[NT][4], const uint4 (&codes)[2],
@@ -241,10 +282,10 @@ static __device__ inline void gemv_add_floats(float (&acc)[NT][4], const uint4 (
     }
 }
 
-template <int NT, int T, bool IS_FLOAT>
+template <int FORMAT, int NT, int T>
 static __device__ inline void gemv_sum_packed(float (&acc)[T][NT][4], const gemv_args &a)
 {
-    const int depth = 4 / T;
+    const int fours = FORMAT == GEMV_BYTES ? 4 : 2, depth = 8 / fours / T;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     size_t strip_bytes = (size_t)a.packed.n_records * a.packed.record_bytes;
     const char *strips[T];
@@ -254,15 +295,16 @@ static __device__ inline void gemv_sum_packed(float (&acc)[T][NT][4], const gemv
         strips[t] = a.w + (size_t)(blockIdx.x + t * (a.half / TILE)) * strip_bytes;
 #pragma unroll 1
     for (int first = warp; first < a.packed.n_records; first += WARPS * depth) {
-        uint4 codes[depth][T][2];
+        uint4 codes[depth][T][fours];
 
 #pragma unroll
-        for (int i = 0; i < depth * T * 2; i++) {
-            int record = min(first + i / 2 / T * WARPS, a.packed.n_records - 1);
+        for (int i = 0; i < depth * T * fours; i++) {
+            const int which = i / fours, four = i % fours;
+            int record = min(first + which / T * WARPS, a.packed.n_records - 1);
 
-            codes[i / 2 / T][i / 2 % T][i % 2] =
-                portable_load_once(strips[i / 2 % T] + (size_t)record * a.packed.record_bytes +
-                                   i % 2 * 512 + lane * 16);
+            codes[which / T][which % T][four] =
+                portable_load_once(strips[which % T] + (size_t)record * a.packed.record_bytes +
+                                   four * 512 + lane * 16);
         }
 #pragma unroll
         for (int i = 0; i < depth * T; i++) {
@@ -271,9 +313,12 @@ static __device__ inline void gemv_sum_packed(float (&acc)[T][NT][4], const gemv
 
             if (record >= a.packed.n_records)
                 continue;
-            if constexpr (IS_FLOAT)
+            if constexpr (FORMAT == GEMV_FLOATS)
                 gemv_add_floats<NT>(acc[i % T], codes[i / T][i % T], from, record * K_PACKED_COLS,
                                     a);
+            else if constexpr (FORMAT == GEMV_BYTES)
+                gemv_add_bytes<NT>(acc[i % T], codes[i / T][i % T], from, record * K_PACKED_COLS,
+                                   a);
             else
                 gemv_add_record<NT>(acc[i % T], codes[i / T][i % T], from, record * K_PACKED_COLS,
                                     a);
@@ -310,8 +355,8 @@ static __global__ void __launch_bounds__(THREADS, 2)
     end_fetch_squares(squares, warp, a);
     if constexpr (FORMAT == GEMV_PLAIN)
         gemv_sum_plain<NT, T>(acc, a);
-    else if constexpr (FORMAT == GEMV_PACKED || FORMAT == GEMV_FLOATS)
-        gemv_sum_packed<NT, T, FORMAT == GEMV_FLOATS>(acc, a);
+    else if constexpr (FORMAT >= GEMV_PACKED)
+        gemv_sum_packed<FORMAT, NT, T>(acc, a);
     else
         gemv_sum_codes<FORMAT, NT, T>(acc, a);
 #pragma unroll
@@ -340,6 +385,7 @@ static int gemv_format_of(const struct k_matrix *w)
     if (k_format_is_packed(&w->format))
         return !k_format_fits(&w->format, w->n_out, w->n_in) ? -1
                : w->format.elem == K_FLOAT4                  ? GEMV_FLOATS
+               : w->format.elem == K_INT8                    ? GEMV_BYTES
                                                              : GEMV_PACKED;
     if (k_format_is_plain(&w->format))
         return w->n_in % 8 == 0 ? GEMV_PLAIN : -1;
@@ -386,6 +432,7 @@ static int gemv_choose_format(int format, const gemv_args &a, k_stream stream)
     case GEMV_BY_ROW: return gemv_launch<GEMV_BY_ROW>(a, stream);
     case GEMV_IN_BLOCKS: return gemv_launch<GEMV_IN_BLOCKS>(a, stream);
     case GEMV_PACKED: return gemv_launch<GEMV_PACKED>(a, stream);
+    case GEMV_BYTES: return gemv_launch<GEMV_BYTES>(a, stream);
     case GEMV_FLOATS: return gemv_launch<GEMV_FLOATS>(a, stream);
     }
     return -1;
@@ -424,7 +471,7 @@ int k_multiply_portable(const struct k_product *p, int n, int n_sms, k_stream st
     a.n_in = p->w->n_in;
     a.half = p->kind == K_PRODUCT_GATED ? a.n_out / 2 : a.n_out;
     a.scale_cols = k_format_scale_cols(&p->w->format, a.n_in);
-    if (format == GEMV_PACKED || format == GEMV_FLOATS)
+    if (format >= GEMV_PACKED)
         a.packed = packed_shape_of(p->w);
     for (int first = 0; first < n && rc == 0; first += COLS_MAX) {
         gemv_point_rows(a, p, first);

@@ -40,7 +40,7 @@
 #define SPLIT_MAX   8  /* the largest cluster that every GPU has */
 #define COL_STRIDE  20 /* stride of sums in shared memory: 16 rows, and no two lanes in a bank */
 #define X_PAD       16
-#define COLUMNS_MAX 2 /* for more, and for more than 1 with floats, wgmma is faster */
+#define COLUMNS_MAX 2 /* for more, more than 1 of floats, and any of 8 bits, wgmma is faster */
 #define SMEM_MAX    (226 * 1024)
 
 /* How a matrix is cut for a bucket of rows. */
@@ -679,7 +679,7 @@ static int packed_columns(int n)
 /* The most rows of this kernel. */
 static int packed_rows_max(const struct k_matrix *w)
 {
-    return w->format.elem == K_FLOAT4 ? 1 : COLUMNS_MAX;
+    return w->format.elem == K_INT8 ? 0 : w->format.elem == K_FLOAT4 ? 1 : COLUMNS_MAX;
 }
 
 /* Clusters of more than two CTAs need multiprocessors of one part of the GPU, which have 16 or 18,

@@ -6,6 +6,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "kernels/bytes.h"
 #include "kernels/e4m3.h"
 #include "kernels/packed.h"
 
@@ -37,6 +38,25 @@ void ref_quantise(const struct k_quantised *out, const float *x, int n, int dim)
     }
 }
 
+void ref_round_bytes(const struct k_bytes *out, const float *x, int n, int dim)
+{
+    for (int token = 0; token < n; token++) {
+        const float *row = x + (size_t)token * (size_t)dim;
+        int8_t *to = out->data + (size_t)token * (size_t)dim;
+        float largest = 0.0f, inverse;
+
+        for (int i = 0; i < dim; i++) /* a NaN stays */
+            largest = isnan(largest) || largest > fabsf(row[i]) ? largest : fabsf(row[i]);
+        inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
+        for (int i = 0; i < dim; i++) {
+            float value = rintf(row[i] * inverse);
+
+            to[K_BYTE_AT((size_t)i)] = (int8_t)(isnan(value) ? 0.0f : value);
+        }
+        out->scales[token] = largest / 127.0f;
+    }
+}
+
 /* Element i of an array, which need not be aligned. */
 static float number(enum k_type type, const void *from, size_t i)
 {
@@ -50,6 +70,7 @@ static float number(enum k_type type, const void *from, size_t i)
     case K_BF16:
     case K_BF16_KEPT: memcpy((char *)&value + 2, bytes + 2 * i, 2); break;
     case K_E4M3: value = k_e4m3_value(bytes[i]); break;
+    case K_INT8: value = (float)(int8_t)bytes[i]; break;
     case K_E8M0:
     case K_E2M1:
     case K_Q4_0:
@@ -77,7 +98,7 @@ static float number(enum k_type type, const void *from, size_t i)
 }
 
 /* Dequantise n elements from `at` on that share a scale and a zero; values has the numbers of all
- * 8-bit codes. */
+ * 8-bit codes. Of K_INT8 they are a row. */
 static void run_of(float *out, const struct k_matrix *w, size_t at, int n, const float *values,
                    float zero, float scale)
 {
@@ -85,7 +106,9 @@ static void run_of(float *out, const struct k_matrix *w, size_t at, int n, const
 
     if (k_type_bits(w->format.elem) == 8) {
         for (int i = 0; i < n; i++)
-            out[i] = (values[bytes[i]] - zero) * scale;
+            out[i] = (values[bytes[w->format.elem == K_INT8 ? K_BYTE_AT((size_t)i) : (size_t)i]] -
+                      zero) *
+                     scale;
         return;
     }
     for (int i = 0; i < n; i++)
@@ -118,7 +141,8 @@ static void dequantise_record(float *out, const struct k_format *format, const u
     k_unpack_strip(&to, &packing, record, K_PACKED_ROWS, K_PACKED_COLS);
     for (int col = 0; col < K_PACKED_COLS; col++) {
         size_t group = (size_t)(row * groups + col / packing.group);
-        int zero = format->has_zeros ? zeros[group] : 8, code = codes[row * K_PACKED_COLS + col];
+        int zero = format->has_zeros ? zeros[group] : k_format_middle(format);
+        int code = codes[row * K_PACKED_COLS + col];
         float value = (float)(code - zero);
 
         if (packing.is_float)

@@ -36,6 +36,7 @@
  *
  * e4m3 goes through registers, where it becomes float16: wgmma can take its first operand from
  * there. x is float16 then, its pairs in the order in which ldmatrix gives those of w (K_HALF_AT).
+ * Bytes with a sign become bfloat16 there; w has that order itself (K_BYTE_AT).
  *
  * The first stages are loaded before the previous kernel has ended, but not all, because x waits in
  * the same queue. The numbers that loops and epilogues need are in registers by then (steady()).
@@ -313,8 +314,21 @@ static __device__ inline void wide_widen(uint32_t *low, uint32_t *high, uint32_t
         : "r"(four));
 }
 
+/* Four bytes with a sign as pairs of bfloat16, each divided by SIGNED_UNIT. A byte without sign in
+ * the low half of a bfloat16 is byte * 2^-133 (packed.cuh). */
+#define SIGNED_UNIT 64.0f
+
+static __device__ inline void wide_widen_signed(uint32_t *low, uint32_t *high, uint32_t four)
+{
+    const uint32_t power = 0x7f007f00U, less = 0xc000c000U; /* 2^127, -128 / 64 */
+    uint32_t bytes = four ^ 0x80808080U;
+
+    *low = codes_fused(__byte_perm(bytes, 0, 0x4140), power, less);
+    *high = codes_fused(__byte_perm(bytes, 0, 0x4342), power, less);
+}
+
 /* Multiply 64 elements of n_in; w is widened already. */
-template <int N>
+template <int N, wide_form FORM>
 static __device__ __forceinline__ void wide_multiply_half_slab(float (&acc)[SUMS(N)][N / 2],
                                                                uint32_t (&a)[4][4], uint32_t x,
                                                                const rings &r)
@@ -322,8 +336,12 @@ static __device__ __forceinline__ void wide_multiply_half_slab(float (&acc)[SUMS
     keep(a), keep(acc[0]), keep(acc[SUMS(N) - 1]);
     warpgroup_begin();
 #pragma unroll
-    for (int i = 0; i < 4; i++)
-        multiply_half_rows(acc[i % SUMS(N)], a[i], wide_whole(r.x_rows, x + 2 * i), 1);
+    for (int i = 0; i < 4; i++) {
+        if (FORM == WIDE_SIGNED)
+            multiply_rows(acc[i % SUMS(N)], a[i], wide_whole(r.x_rows, x + 2 * i), 1);
+        else
+            multiply_half_rows(acc[i % SUMS(N)], a[i], wide_whole(r.x_rows, x + 2 * i), 1);
+    }
     warpgroup_commit();
 }
 
@@ -340,20 +358,26 @@ static __device__ __forceinline__ void wide_load_half_slab(uint32_t (&r)[2][4], 
 
 /* Widen the 64 elements to operands of four products: with the order of x, the pairs of a word are
  * those that a lane needs. */
+template <wide_form FORM>
 static __device__ __forceinline__ void wide_widen_half_slab(uint32_t (&a)[4][4],
                                                             const uint32_t (&r)[2][4])
 {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
+        if (FORM == WIDE_SIGNED) {
+            wide_widen_signed(&a[i][0], &a[i][2], r[i / 2][i % 2 * 2]);
+            wide_widen_signed(&a[i][1], &a[i][3], r[i / 2][i % 2 * 2 + 1]);
+            continue;
+        }
         wide_widen(&a[i][0], &a[i][2], r[i / 2][i % 2 * 2]);
         wide_widen(&a[i][1], &a[i][3], r[i / 2][i % 2 * 2 + 1]);
     }
 }
 
-/* Multiply a stage of e4m3, in two groups per slab: one group is loaded and one widened while
- * products run. Every group is waited for, else ptxas lets none run beside other code. `at` is this
- * lane's address, x is in units of 16 bytes. */
-template <int N>
+/* Multiply a stage of e4m3, or of bytes, in two groups per slab: one group is loaded and one
+ * widened while products run. Every group is waited for, else ptxas lets none run beside other
+ * code. `at` is this lane's address, x is in units of 16 bytes. */
+template <int N, wide_form FORM>
 static __device__ __forceinline__ void wide_multiply_e4m3(float (&acc)[SUMS(N)][N / 2], uint32_t at,
                                                           uint32_t x, int n_slabs, const rings &r)
 {
@@ -362,16 +386,16 @@ static __device__ __forceinline__ void wide_multiply_e4m3(float (&acc)[SUMS(N)][
     wide_load_half_slab(raw, at);
 #pragma unroll 1
     for (int s = 0; s < n_slabs; s++) {
-        wide_widen_half_slab(a[0], raw);
+        wide_widen_half_slab<FORM>(a[0], raw);
         wide_load_half_slab(raw, at ^ 64);
-        wide_multiply_half_slab<N>(acc, a[0], x, r);
+        wide_multiply_half_slab<N, FORM>(acc, a[0], x, r);
         x += r.x_slab;
         warpgroup_wait<1>();
-        wide_widen_half_slab(a[1], raw);
+        wide_widen_half_slab<FORM>(a[1], raw);
         at += r.slab * 16;
         if (s + 1 < n_slabs)
             wide_load_half_slab(raw, at);
-        wide_multiply_half_slab<N>(acc, a[1], x, r);
+        wide_multiply_half_slab<N, FORM>(acc, a[1], x, r);
         x += r.x_slab;
         warpgroup_wait<1>();
     }
@@ -423,13 +447,13 @@ static __device__ __forceinline__ void wide_multiply_tile(
             w = r.stages + (uint32_t)from.at * r.stage_bytes;
             barrier_wait(r.full + from.at * 8, from.parity);
             if constexpr (WIDE_INTEGERS(FORM))
-                codes_multiply<N, FORM == WIDE_WHOLE>(acc[block][0], w + lane, x, n_slabs,
-                                                      r.slab * 16, r.x_slab, r.x_rows, form);
+                codes_multiply<N, WIDE_IS_WHOLE(FORM), WIDE_BITS(FORM)>(
+                    acc[block][0], w + lane, x, n_slabs, r.slab * 16, r.x_slab, r.x_rows, form);
             else if constexpr (FORM == WIDE_FLOATS)
                 codes_multiply_floats<N>(acc[block], w + lane, x, n_slabs, r.slab * 16, r.x_slab,
                                          r.x_rows, form);
-            else if constexpr (FORM == WIDE_E4M3)
-                wide_multiply_e4m3<N>(acc[block], w + lane, x, n_slabs, r);
+            else if constexpr (FORM == WIDE_E4M3 || FORM == WIDE_SIGNED)
+                wide_multiply_e4m3<N, FORM>(acc[block], w + lane, x, n_slabs, r);
             else
                 wide_multiply_bf16<N>(acc[block], w / 16, x, n_slabs, r);
             if (leads()) {
@@ -452,10 +476,10 @@ static __device__ __forceinline__ void wide_multiply_tile(
 
 /* --- the helper warps ------------------------------------------------------------------------- */
 
-/* 1 / sqrt(mean square) of the rows of x; by three warps, each several rows at a time. These reads
- * are queued after all copies of weights in flight, two microseconds late: so as much as possible
- * is requested at once. */
-static __device__ void wide_find_inverse(float *inverse, const wide_args &a, int helper)
+/* `unit` / sqrt(mean square) of the rows of x; by three warps, each several rows at a time. These
+ * reads are queued after all copies of weights in flight, two microseconds late: so as much as
+ * possible is requested at once. */
+static __device__ void wide_find_inverse(float *inverse, const wide_args &a, float unit, int helper)
 {
     const int ROWS = 8, FOURS = 2; /* rows that a lane requests at a time; fours per row */
     int lane = threadIdx.x % 32, n_sums = a.p.sums_in == NULL ? 0 : a.p.n_sums;
@@ -492,7 +516,7 @@ static __device__ void wide_find_inverse(float *inverse, const wide_args &a, int
         for (int row_idx = 0; row_idx < ROWS; row_idx++) {
             if (first + 3 * row_idx < a.n)
                 inverse[first + 3 * row_idx] =
-                    n_sums == 0 ? 1.0f : rsqrtf(sum[row_idx] * share + a.p.eps);
+                    n_sums == 0 ? unit : unit * rsqrtf(sum[row_idx] * share + a.p.eps);
         }
     }
 }
@@ -633,13 +657,15 @@ static __device__ __forceinline__ void wide_produce(const cta &own, const wide_a
 }
 
 /* The helper warps: the inverse norms, for which the consumers wait before the first epilogue. */
+template <wide_form FORM>
 static __device__ __forceinline__ void wide_help(const cta &own, const wide_args &a)
 {
     wide_fetch_constants(a, own.k.tile, own.rank);
     asm volatile("griddepcontrol.wait;" ::: "memory");
     if (a.c.n_split > 1)
         cluster_wait();
-    wide_find_inverse(own.inverse, a, own.warp - WORKERS / 32 - 1);
+    wide_find_inverse(own.inverse, a, FORM == WIDE_SIGNED ? SIGNED_UNIT : 1.0f,
+                      own.warp - WORKERS / 32 - 1);
     named_arrive(1, THREADS - 32);
 }
 
@@ -685,7 +711,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     if (warp == WORKERS / 32) {
         wide_produce<MB, KIND, FORM>(own, a, &w_map, &tail_map, &x_map);
     } else if (warp > WORKERS / 32) {
-        wide_help(own, a);
+        wide_help<FORM>(own, a);
     } else {
         facts t = end_facts_of<KIND, WIDE_SCALED(FORM)>(
             a, inverse,
@@ -815,14 +841,17 @@ static int wide_choose_blocks(const maps &m, const wide_args &a, k_stream stream
 
 template <int N> static int wide_choose(const maps &m, const wide_args &a, k_stream stream)
 {
+    if (a.p.w->format.elem == K_INT8)
+        return wide_choose_blocks<N, WIDE_SIGNED>(m, a, stream);
     return k_format_reads_half(&a.p.w->format) ? wide_choose_blocks<N, WIDE_E4M3>(m, a, stream)
                                                : wide_choose_blocks<N, WIDE_PLAIN>(m, a, stream);
 }
 
-/* Plain bf16, and e4m3 with at most one scale per row. */
+/* Plain bf16, and e4m3 or bytes with at most one scale per row. */
 bool product_wide_takes(const struct k_matrix *w, int n)
 {
-    return (k_format_is_plain(&w->format) || k_format_is_by_row(&w->format, K_E4M3)) &&
+    return (k_format_is_plain(&w->format) || k_format_is_by_row(&w->format, K_E4M3) ||
+            k_format_is_by_row(&w->format, K_INT8)) &&
            w->n_in % product_cut_slab_cols(&w->format) == 0 && n >= 1 && n <= K_PRODUCT_ROWS_MAX;
 }
 
@@ -852,6 +881,9 @@ template <int N> static int wide_choose_records(const maps &m, const wide_args &
 {
     if (a.p.w->format.elem == K_FLOAT4)
         return wide_choose_blocks<N, WIDE_FLOATS>(m, a, stream);
+    if (a.p.w->format.elem == K_INT8)
+        return a.codes.groups == 1 ? wide_choose_blocks<N, WIDE_WHOLE_BYTES>(m, a, stream)
+                                   : wide_choose_blocks<N, WIDE_BYTES>(m, a, stream);
     return a.codes.groups == 1 ? wide_choose_blocks<N, WIDE_WHOLE>(m, a, stream)
                                : wide_choose_blocks<N, WIDE_CODES>(m, a, stream);
 }

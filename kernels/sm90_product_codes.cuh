@@ -97,20 +97,21 @@ static __device__ __forceinline__ uint32_t codes_load_shared_8(uint32_t at)
 }
 
 /* record: its address in shared memory. Without branches, so that loads are not waited for. */
+template <int BITS>
 static __device__ __forceinline__ void codes_load_numbers(code_numbers &numbers, uint32_t record,
                                                           int group, const code_form &form)
 {
     int row = threadIdx.x % 32 / 4;
-    uint32_t scales = record + PACKED_CODE_BYTES + group * 32 + row * 2;
-    uint32_t zeros = record + PACKED_CODE_BYTES + form.groups * 32 + group * 16 + row;
+    uint32_t scales = record + PACKED_CODE_BYTES / 4 * BITS + group * 32 + row * 2;
+    uint32_t zeros = record + PACKED_CODE_BYTES / 4 * BITS + form.groups * 32 + group * 16 + row;
 
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         uint32_t bits = codes_load_shared_16(scales + i * 16);
 
         numbers.scale[i] = packed_scale((uint16_t)bits, form.is_half) * 64.0f;
-        numbers.less[i] = 0xbe00be00U; /* -8 / 64 */
-        if (form.has_zeros)            /* a subnormal number times -2^127 */
+        numbers.less[i] = BITS == 8 ? 0xc000c000U : 0xbe00be00U; /* -128 / 64, -8 / 64 */
+        if (form.has_zeros) /* a subnormal number times -2^127 */
             numbers.less[i] =
                 mxfp4_times(codes_load_shared_8(zeros + i * 8) * 0x00010001U, 0xff00ff00U);
     }
@@ -138,6 +139,18 @@ static __device__ __forceinline__ void codes_operand(uint32_t (&a)[4], uint32_t 
     a[3] = codes_fused(upper & CODE_HIGH, high, less[1]);
 }
 
+/* The same of 8 bits, of which two words have 16 columns. */
+static __device__ __forceinline__ void codes_byte_operand(uint32_t (&a)[4], uint32_t low,
+                                                          uint32_t high, const uint32_t (&less)[2])
+{
+    const uint32_t power = 0x7f007f00U; /* 2^127 */
+
+    a[0] = codes_fused(packed_low_bytes(low), power, less[0]);
+    a[1] = codes_fused(packed_high_bytes(low), power, less[1]);
+    a[2] = codes_fused(packed_low_bytes(high), power, less[0]);
+    a[3] = codes_fused(packed_high_bytes(high), power, less[1]);
+}
+
 static __device__ __forceinline__ uint4 codes_load_words(uint32_t at)
 {
     uint4 words;
@@ -149,24 +162,37 @@ static __device__ __forceinline__ uint4 codes_load_words(uint32_t at)
     return words;
 }
 
+/* A lane's words of 64 columns: with 8 bits two of 16 bytes. */
+template <int BITS>
+static __device__ __forceinline__ void codes_load_tile(uint4 (&words)[BITS / 4], uint32_t at)
+{
+#pragma unroll
+    for (int i = 0; i < BITS / 4; i++)
+        words[i] = codes_load_words(at + i * 512);
+}
+
 /* Widen 64 columns to operands of four products. tile: which of the record's two; scales: of the
  * groups of its first and its last 32 columns. WHOLE: a record is one group, and its first tile
  * loads the numbers. */
-template <bool WHOLE>
+template <bool WHOLE, int BITS>
 static __device__ __forceinline__ void codes_widen_slab(uint32_t (&a)[4][4], float (&scales)[2][2],
-                                                        code_numbers &numbers, const uint4 &words,
+                                                        code_numbers &numbers,
+                                                        const uint4 (&words)[BITS / 4],
                                                         uint32_t record, int tile,
                                                         const code_form &form)
 {
-    const uint32_t codes[4] = {words.x, words.y, words.z, words.w};
+    const uint32_t *codes = (const uint32_t *)words;
 
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         int quarter = tile * 2 + i / 2;
 
         if (WHOLE ? i == 0 && tile == 0 : i == 0 || (i == 2 && form.groups == 4))
-            codes_load_numbers(numbers, record, WHOLE ? 0 : quarter * form.groups / 4, form);
-        codes_operand(a[i], codes[i], numbers.less);
+            codes_load_numbers<BITS>(numbers, record, WHOLE ? 0 : quarter * form.groups / 4, form);
+        if constexpr (BITS == 8)
+            codes_byte_operand(a[i], codes[2 * i], codes[2 * i + 1], numbers.less);
+        else
+            codes_operand(a[i], codes[i], numbers.less);
         scales[i / 2][0] = numbers.scale[0], scales[i / 2][1] = numbers.scale[1];
     }
 }
@@ -285,7 +311,7 @@ static __device__ __forceinline__ void codes_run_slab(float (&acc)[N / 2],
 }
 
 /* codes_multiply_floats() of codes. The next 64 columns are widened while products run. */
-template <int N, bool WHOLE>
+template <int N, bool WHOLE, int BITS>
 static __device__ __forceinline__ void codes_multiply(float (&acc)[N / 2], uint32_t at, uint32_t x,
                                                       int n_slabs, uint32_t slab, uint32_t x_slab,
                                                       uint32_t x_rows, const code_form &form)
@@ -293,15 +319,16 @@ static __device__ __forceinline__ void codes_multiply(float (&acc)[N / 2], uint3
     uint32_t a[2][4][4], record = at - threadIdx.x % 32 * 16;
     float part[SUMS(N)][N / 2], scales[2][2][2];
     bool has_two = !WHOLE && form.groups == 4, ends = !WHOLE && form.groups > 1;
-    uint4 words = codes_load_words(at);
+    uint4 words[BITS / 4];
     code_numbers numbers;
 
-    codes_widen_slab<WHOLE>(a[0], scales[0], numbers, words, record, 0, form);
+    codes_load_tile<BITS>(words, at);
+    codes_widen_slab<WHOLE, BITS>(a[0], scales[0], numbers, words, record, 0, form);
 #pragma unroll 1
     for (int s = 0; s < n_slabs; s++) {
-        words = codes_load_words(at + PACKED_CODE_BYTES / 2);
+        codes_load_tile<BITS>(words, at + PACKED_CODE_BYTES / 8 * BITS);
         codes_run_slab<N>(acc, part, a[0], scales[0], true, x, x_rows, has_two);
-        codes_widen_slab<WHOLE>(a[1], scales[1], numbers, words, record, 1, form);
+        codes_widen_slab<WHOLE, BITS>(a[1], scales[1], numbers, words, record, 1, form);
         if (ends)
             codes_end_group<N>(acc, part, scales[0][1]);
         at += slab;
@@ -309,9 +336,9 @@ static __device__ __forceinline__ void codes_multiply(float (&acc)[N / 2], uint3
         codes_run_slab<N>(acc, part, a[1], scales[1], ends, x + x_slab, x_rows, has_two);
         x += 2 * x_slab;
         if (s + 1 < n_slabs) {
-            words = codes_load_words(at);
+            codes_load_tile<BITS>(words, at);
             warpgroup_wait<1>(); /* the products that read a[0] */
-            codes_widen_slab<WHOLE>(a[0], scales[0], numbers, words, record, 0, form);
+            codes_widen_slab<WHOLE, BITS>(a[0], scales[0], numbers, words, record, 0, form);
         }
         codes_end_group<N>(acc, part, scales[1][1]);
     }

@@ -17,15 +17,27 @@
 #include "kernels/product.cuh"
 #include "kernels/product_cut.h"
 
-/* Elements of w: bfloat16; e4m3, for which x is float16; codes in records: integers, a record of
- * which is one group or several, or floats. */
-enum wide_form { WIDE_PLAIN, WIDE_E4M3, WIDE_WHOLE, WIDE_CODES, WIDE_FLOATS };
+/* Elements of w: bfloat16; e4m3, for which x is float16; bytes with a sign; codes in records:
+ * integers of 4 or 8 bits, a record of which is one group or several, or floats. */
+enum wide_form {
+    WIDE_PLAIN,
+    WIDE_E4M3,
+    WIDE_SIGNED,
+    WIDE_WHOLE,
+    WIDE_CODES,
+    WIDE_WHOLE_BYTES,
+    WIDE_BYTES,
+    WIDE_FLOATS
+};
 
-#define WIDE_INTEGERS(form) ((form) == WIDE_WHOLE || (form) == WIDE_CODES)
+#define WIDE_IS_WHOLE(form) ((form) == WIDE_WHOLE || (form) == WIDE_WHOLE_BYTES)
+#define WIDE_BITS(form)     ((form) == WIDE_WHOLE_BYTES || (form) == WIDE_BYTES ? 8 : 4)
+#define WIDE_INTEGERS(form) ((form) >= WIDE_WHOLE && (form) <= WIDE_BYTES)
 #define WIDE_RECORDS(form)  (WIDE_INTEGERS(form) || (form) == WIDE_FLOATS)
-#define WIDE_SCALED(form)   ((form) == WIDE_E4M3 || (form) == WIDE_FLOATS) /* by row */
+/* by row */
+#define WIDE_SCALED(form) ((form) == WIDE_E4M3 || (form) == WIDE_SIGNED || (form) == WIDE_FLOATS)
 
-#define WORKERS             256 /* threads of the two warpgroups that multiply and finish tiles */
+#define WORKERS           256 /* threads of the two warpgroups that multiply and finish tiles */
 
 /* Accumulators per element: two, so that consecutive products need not wait for each other; with
  * the most columns there are registers for one only. */

@@ -197,6 +197,7 @@ bool cpu_math_reads(enum k_type type)
     case K_IQ4_XS:
     case K_F16:
     case K_INT4:
+    case K_INT8:
     case K_FLOAT4:
     case K_E5M3: break;
     }

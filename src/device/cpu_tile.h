@@ -285,6 +285,7 @@ static void TILE(matmul)(const struct cpu_matmul *m)
     case K_IQ4_XS:
     case K_F16:
     case K_INT4:
+    case K_INT8:
     case K_FLOAT4:
     case K_E5M3: must(false); /* cpu_math_reads() is false */
     }
@@ -330,6 +331,7 @@ static void TILE(expand)(float *out, const struct cpu_matmul *m)
     case K_IQ4_XS:
     case K_F16:
     case K_INT4:
+    case K_INT8:
     case K_FLOAT4:
     case K_E5M3: must(false); /* cpu_math_reads() is false */
     }

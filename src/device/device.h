@@ -66,7 +66,8 @@ struct device_limits {
                                                 * without any */
     int n_choices;    /* experts that a router chooses from: those of all ranks */
     bool codes;       /* some matrices multiply codes (k_format_reads_codes()) */
-    bool packed;      /* some matrices are packed (k_format_is_packed()) */
+    bool packed;      /* some matrices are packed (k_format_is_packed()), or bytes by row */
+    bool bytes;       /* some of these have elements of 8 bits */
     bool has_states;  /* some layers are recurrent */
     int state_shared; /* bytes of shared memory that a block of their kernels takes */
     int n_stages;     /* of the model; 0: one */
@@ -85,6 +86,8 @@ static inline size_t device_widened_bytes(const struct device_limits *limits, bo
         return 0;
     if (is_portable)
         return DEVICE_WIDENED_BYTES;
+    if (limits->bytes)
+        return K_MANY_COUNTERS + DEVICE_WIDENED_BYTES;
     return limits->packed ? DEVICE_MANY_BYTES : DEVICE_HALVED_BYTES;
 }
 

@@ -168,7 +168,7 @@ static int cuda_fill_random(struct device *d, const struct k_matrix *m, float de
 
     if (k_format_is_mxfp4(&m->format))
         rc = k_fill_random_mxfp4(m->data, k_mxfp4_bytes(m->n_out, m->n_in), seed, stream);
-    else if (k_format_is_packed(&m->format))
+    else if (k_format_is_packed(&m->format) || m->format.elem == K_INT8)
         rc = k_fill_random_packed(m, deviation, seed, stream);
     else if (m->format.elem == K_E4M3)
         rc = k_fill_random_e4m3(m->data, n, deviation, seed, stream);
@@ -184,8 +184,8 @@ static int cuda_fill_random(struct device *d, const struct k_matrix *m, float de
  * for few rows only. */
 static bool cuda_takes(struct device *d, const struct k_matrix *m)
 {
-    (void)d;
-    return gemm_takes(m);
+    (void)d; /* of whole numbers the portable kernels read records alone */
+    return gemm_takes(m) && !(k_is_portable() && k_format_is_by_row(&m->format, K_INT8));
 }
 
 /* --- pipes ------------------------------------------------------------------------------ */
@@ -456,7 +456,7 @@ static void cuda_run_product(struct device *d, struct gemm_product p, const stru
         p.x = x->codes.data;
         p.x_scales = x->codes.scales;
     }
-    if (k_format_is_packed(&p.w->format) ||
+    if (k_format_is_packed(&p.w->format) || p.w->format.elem == K_INT8 ||
         (k_format_reads_codes(&p.w->format) && !cuda_reads_codes(p.w, p.n)))
         cuda_keep(gpu, packed_run(gpu, &p), "matmul");
     else if (k_format_is_plain(&p.w->format) && k_multiply_takes(p.w, p.n))

@@ -39,6 +39,8 @@ bool gemm_takes(const struct k_matrix *w)
         return w->n_in % K_MXFP4_GROUP == 0;
     if (k_format_is_packed(&w->format))
         return k_format_fits(&w->format, w->n_out, w->n_in);
+    if (w->format.elem == K_INT8) /* by row */
+        return w->n_in % 128 == 0 && w->n_out % 16 == 0 && w->n_in <= K_PACKED_IN_MAX;
     return w->n_in % 16 == 0 && w->n_out % 16 == 0 && w->n_in <= K_QUANTISED_DIM_MAX &&
            (k_format_is_by_row(&w->format, K_E4M3) ||
             k_format_is_in_blocks(&w->format, K_E4M3, GEMM_BLOCK));

@@ -1,21 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Products of any number of rows with packed matrices (k_format_is_packed()), and with e4m3 where
- * the kernels are portable; of few rows with e4m3 by row.
+ * Products of any number of rows with packed matrices (k_format_is_packed()), with bytes by row,
+ * and with e4m3 where the kernels are portable; of few rows with e4m3 by row.
  *
- * Few rows are multiplied with the codes, and on Hopper so are many. Where kernels are portable, a
- * run of rows of the matrix becomes bfloat16 in scratch memory for many, and cuBLASLt multiplies
- * with it; the numbers are those of a matrix that was converted at load. Few rows for e4m3 are put
- * into the order of its product there. */
+ * Few rows are multiplied with the codes, and on Hopper so are many with codes of 4 bits. Else, for
+ * many, a run of rows of the matrix becomes bfloat16 in scratch memory, and cuBLASLt multiplies with
+ * it; the numbers are those of a matrix that was converted at load. Few rows for e4m3 are put into
+ * the order of its product there. Where a checkpoint asks for inputs of 8-bit whole numbers, many
+ * rows are rounded so, in scratch memory, and multiplied as such. */
 #include "config.h"
 
 #include "device/parts_cuda.h"
 
 #include "base/must.h"
+#include "kernels/bytes.h"
 
-/* Up to so many rows, the portable products with the codes are faster than widening the matrix,
- * although each 64 rows read it again. */
+/* Up to so many rows, products with the codes are faster than widening the matrix, although each 64
+ * rows read it again. */
 #define ROWS_FEW 256
+/* The same of codes of 8 bits in groups of 32, whose sums end four times a record. */
+#define ROWS_FEW_GROUPS 128
+/* From so many rows on, products of whole numbers are faster. */
+#define ROWS_BYTES 65
 /* Rows of the scratch matrix are a multiple of the library's tiles. */
 #define ROWS_UNIT 256
 
@@ -36,7 +42,13 @@ int packed_reserve(struct cuda *c)
     return ERR_OK;
 }
 
-/* K_PRODUCT_ROWS_MAX rows at a time. */
+static int packed_rows_few(const struct k_matrix *w)
+{
+    return w->format.elem == K_INT8 && w->format.group_cols == 32 ? ROWS_FEW_GROUPS : ROWS_FEW;
+}
+
+/* K_PRODUCT_ROWS_MAX rows at a time. Where scratch memory is for widened matrices, up to ROWS_FEW
+ * rows of any length have room in it. */
 static int packed_run_few(struct cuda *c, const struct gemm_product *p)
 {
     struct k_product few = {
@@ -73,6 +85,26 @@ static int packed_run_many(struct cuda *c, const struct gemm_product *p)
     return k_multiply_many(&many, p->n, c->many, c->n_sms, c->stream);
 }
 
+/* As many rows at a time as have room. */
+static int packed_run_bytes(struct cuda *c, const struct gemm_product *p)
+{
+    size_t n_in = (size_t)p->w->n_in, n_out = (size_t)p->w->n_out;
+    int step = (int)(DEVICE_WIDENED_BYTES / k_bytes_size(1, p->w->n_in)) / ROWS_UNIT * ROWS_UNIT;
+    int rc = 0;
+
+    for (int row = 0; row < p->n && rc == 0; row += step) {
+        int n = p->n - row < step ? p->n - row : step;
+        const struct k_bytes bytes = k_bytes_in(c->widened, n, p->w->n_in);
+
+        rc = k_round_bytes(&bytes, (const k_bf16 *)p->x + (size_t)row * n_in, n, p->w->n_in,
+                           c->stream);
+        if (rc == 0)
+            rc = k_multiply_bytes((k_bf16 *)p->y + (size_t)row * n_out, &bytes, p->w, p->bias, n,
+                                  c->n_sms, c->stream);
+    }
+    return rc;
+}
+
 int packed_run(struct cuda *c, const struct gemm_product *p)
 {
     const struct k_matrix *w = p->w;
@@ -83,9 +115,11 @@ int packed_run(struct cuda *c, const struct gemm_product *p)
     must(c->widened != NULL);
     if (p->n > K_PRODUCT_ROWS_MAX && k_multiply_many_takes(w))
         return packed_run_many(c, p);
-    if (p->n <= ROWS_FEW)
+    if (p->n >= ROWS_BYTES && !p->y_is_float && k_multiply_bytes_takes(w))
+        return packed_run_bytes(c, p);
+    if (p->n <= packed_rows_few(w))
         return packed_run_few(c, p);
-    must(k_is_portable()); /* there is room for it */
+    must(k_is_portable() || w->format.elem == K_INT8); /* there is room for it */
     if (step > ROWS_UNIT)
         step = step / ROWS_UNIT * ROWS_UNIT;
     part.w = &run;

@@ -44,6 +44,8 @@ static bool loader_is_of_layer(enum loader_use use)
  * that are looked up in are never rounded. */
 static struct k_format loader_rounded_format(const struct loader *l, enum loader_use use)
 {
+    if (use == USE_EXPERTS && l->from->layers.elem == K_INT8)
+        return plain; /* no product of experts reads bytes */
     if (loader_is_of_layer(use))
         return l->from->layers;
     if (use == USE_HEAD)
@@ -408,7 +410,7 @@ static struct k_format loader_wanted_format(const struct loader *l, const struct
         }
     }
     if (l->files == NULL && loader_is_of_layer(use) && l->c->quant.kind != NULL)
-        return l->c->quant.format;
+        return use == USE_EXPERTS && l->c->quant.format.elem == K_INT8 ? plain : l->c->quant.format;
     return loader_rounded_format(l, use);
 }
 
@@ -458,6 +460,7 @@ static void loader_choose_format(struct loader *l, struct k_matrix *m, const str
     const struct k_format wanted = loader_wanted_format(l, parts, n_parts, use, &has_all);
 
     if (loader_keeps_bf16(l, m, parts, n_parts, use) ||
+        (loader_has_bytes(l, parts, n_parts, use, &m->format) && l->d->ops->takes(l->d, m)) ||
         (loader_packs(l, parts, n_parts, use, &m->format) && l->d->ops->takes(l->d, m)))
         return;
     /* takes() looks at the shape too: a quantised matrix of odd size is converted. Tables have no
@@ -486,7 +489,7 @@ static void loader_place_scales(const struct k_matrix *m, float *scales, int row
     int high = m->format.group_rows;
     int wide = m->n_in;
 
-    if (k_format_is_packed(&m->format)) { /* those of groups are in records */
+    if (k_format_is_packed(&m->format) || m->format.elem == K_INT8) { /* groups' are in records */
         for (int r = 0; r < p->slice.n_rows; r++)
             scales[row + r] = quant_row_scale(&p->q, slice_row(&p->slice, r));
         return;
@@ -566,13 +569,16 @@ static void loader_list_parts(struct loader *l, const struct k_matrix *m, float 
                             .dst = m->data,
                             .at = row * (size_t)m->n_in};
 
-        if (k_format_is_packed(&m->format)) {
+        if (k_format_is_packed(&m->format) || (m->format.elem == K_INT8 && to.part.kind == NULL)) {
             to.use = BYTES_PACKED;
             to.packed = m->format;
+            to.scales = dev_scales + row;
             to.at = row * k_format_row_bytes(&m->format, m->n_in);
         } else if (!is_plain && (to.part.kind != NULL || m->format.elem == K_BF16_KEPT)) {
             /* The file's elements are the device's. */
             to.use = BYTES_COPIED;
+            if (m->format.elem == K_INT8)
+                to.part.format = m->format; /* of kinds with values it is plain */
             to.at = row * k_format_row_bytes(&m->format, m->n_in);
         } else if (!is_plain) {
             /* Plain in the file, rounded by the setting `quantization`. */
@@ -582,6 +588,7 @@ static void loader_list_parts(struct loader *l, const struct k_matrix *m, float 
             to.use = BYTES_TURNED;
         } else if (to.part.kind != NULL || rounds) {
             to.use = BYTES_CONVERTED;
+            to.packed = to_round;
         }
         loader_list_target(l, parts[i].item, &to);
     }
@@ -747,7 +754,10 @@ static void loader_fill_matrix(struct loader *l, struct k_matrix *matrix, struct
     }
     loader_place_matrix(l, matrix, all);
     scales = (float *)(uintptr_t)matrix->scales;
-    l->w->is_packed = l->w->is_packed || (!l->absent && k_format_is_packed(&matrix->format));
+    l->w->is_packed =
+        l->w->is_packed ||
+        (!l->absent && (k_format_is_packed(&matrix->format) || matrix->format.elem == K_INT8));
+    l->w->has_bytes = l->w->has_bytes || (!l->absent && matrix->format.elem == K_INT8);
     l->w->reads_codes = l->w->reads_codes || (!l->absent && k_format_reads_codes(&matrix->format));
     if (l->rc != ERR_OK)
         return;

@@ -16,6 +16,18 @@ static bool loader_slice_fits(const struct slice *s, const struct quant_part *p,
            (p->group == p->cols || s->col % f->group_cols == 0);
 }
 
+bool loader_has_bytes(const struct loader *l, const struct part *parts, int n_parts,
+                      enum loader_use use, struct k_format *out)
+{
+    *out = k_format_by_row(K_INT8);
+    out->rounds_x = l->c->quant.rounds_x;
+    for (int i = 0; i < n_parts; i++) {
+        if (parts[i].expert >= 0 || parts[i].is_turned || !quant_is_bytes(&parts[i].q))
+            return false;
+    }
+    return l->files != NULL && use != USE_TABLE && use != USE_ADDED;
+}
+
 bool loader_packs(const struct loader *l, const struct part *parts, int n_parts,
                   enum loader_use use, struct k_format *out)
 {
@@ -86,13 +98,45 @@ static int loader_pack_rank(struct loader *l, int rank, const struct target *to,
     return rc;
 }
 
+/* Round a rank's rows to bytes, some at a time; a row's scale is that of all ranks. */
+static int loader_round_rank(struct loader *l, int rank, const struct target *to,
+                             const uint8_t *bytes)
+{
+    enum { ROWS = STRIPS * K_PACKED_ROWS };
+    struct device *d = l->ranks[rank].device;
+    size_t n_cols = (size_t)to->slice.n_cols;
+    uint8_t *codes = mem_alloc(ROWS * n_cols);
+    float scales[ROWS];
+    int rc = codes == NULL ? ERR_NO_MEMORY : ERR_OK, n = to->slice.n_rows;
+
+    for (int first = 0; first < n && rc == ERR_OK; first += ROWS) {
+        int some = n - first < ROWS ? n - first : ROWS;
+
+        for (int i = 0; i < some; i++)
+            scales[i] = quant_bytes(codes + (size_t)i * n_cols, &to->part, bytes,
+                                    (struct quant_run){slice_row(&to->slice, first + i),
+                                                       to->slice.col, to->slice.n_cols});
+        (void)pthread_mutex_lock(&l->turn); /* cannot fail: initialised, not held by us */
+        rc = d->ops->upload(d, (char *)to->dst + to->at + (size_t)first * n_cols, codes,
+                            (size_t)some * n_cols);
+        if (rc == ERR_OK)
+            rc = d->ops->upload(d, to->scales + first, scales, (size_t)some * sizeof scales[0]);
+        (void)pthread_mutex_unlock(&l->turn);
+    }
+    mem_free(codes);
+    return rc;
+}
+
 int loader_pack(struct loader *l, size_t idx, const uint8_t *bytes)
 {
     int rc = ERR_OK;
 
     for (int i = 0; i < l->n_ranks && rc == ERR_OK; i++) {
-        if (loader_target_of(l, idx, i)->use == BYTES_PACKED)
-            rc = loader_pack_rank(l, i, loader_target_of(l, idx, i), bytes);
+        const struct target *to = loader_target_of(l, idx, i);
+
+        if (to->use == BYTES_PACKED)
+            rc = k_format_is_packed(&to->packed) ? loader_pack_rank(l, i, to, bytes)
+                                                 : loader_round_rank(l, i, to, bytes);
     }
     return rc;
 }

@@ -19,7 +19,8 @@ enum use_of_bytes {
                       * device's type */
     BYTES_RAISED,    /* numbers of a file's type plus 1, in the device's type */
     BYTES_TURNED,    /* the tensor is the transpose of the matrix */
-    BYTES_PACKED,    /* codes that go into records, with their scales, when all have come */
+    BYTES_PACKED,    /* codes that go into records, with their scales, when all have come; or plain
+                      * numbers that are rounded to bytes by row */
 };
 
 /* The destination of a tensor on one rank. */
@@ -27,11 +28,13 @@ struct target {
     enum use_of_bytes use;
     enum device_type type;  /* of plain numbers */
     struct quant_part part; /* of a matrix */
-    struct k_format packed; /* BYTES_PACKED: of the matrix */
+    struct k_format packed; /* BYTES_PACKED: of the matrix; BYTES_CONVERTED without a kind: what it
+                             * is rounded to */
     struct slice slice;     /* of a vector: rows of one number */
     void *dst;
-    size_t at;      /* element of dst; for BYTES_COPIED and BYTES_PACKED a byte */
-    float *scales;  /* BYTES_ROUNDED: scales of the rows, from the target's first */
+    size_t at; /* element of dst; for BYTES_COPIED and BYTES_PACKED a byte */
+    float
+        *scales; /* BYTES_ROUNDED, and bytes by row: scales of the rows, from the target's first */
     float *turned;  /* BYTES_TURNED, leader only: the whole matrix, gathered while its tensor is
                     * read */
     uint8_t *whole; /* likewise, the bytes of a tensor that is converted as a whole */
@@ -102,6 +105,11 @@ int loader_arrange(struct loader *l) ERR_CHECKED;
 void loader_find_in_one(struct loader *l, struct part *p, int n);
 
 /* --- of loader_packed.c --- */
+
+/* Are all parts bytes with a sign and one scale for each row, which a device may hold as they are?
+ * Then *out is their format, k_format_by_row(K_INT8). */
+bool loader_has_bytes(const struct loader *l, const struct part *parts, int n_parts,
+                      enum loader_use use, struct k_format *out);
 
 /* Can the parts form a packed matrix without conversion? Then *out is its format. Without files:
  * the format of random weights. */

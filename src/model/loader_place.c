@@ -123,7 +123,7 @@ static int loader_convert_rows(struct loader *l, size_t idx, unsigned char *byte
         else
             rc = to->part.kind != NULL
                      ? quant_dequantise(floats, &to->part, bytes, first + row, some)
-                     : quant_round(floats, &part, 0, some, (int)cols);
+                     : quant_round(floats, &part, 0, some, (int)cols, to->packed.elem);
         (void)pthread_mutex_lock(&l->turn); /* cannot fail: initialised, not held by us */
         for (int i = 0; i < l->n_ranks && rc == ERR_OK; i++) {
             if (loader_is_converted(loader_target_of(l, idx, i)))
@@ -268,6 +268,8 @@ int loader_place_bytes(void *context, size_t idx, struct device_pipe *pipe, size
         return ERR_OK;
     if (to->part.kind != NULL && to->part.kind->unpack != NULL)
         to->part.kind->unpack(pipe->bytes, bytes);
+    if (to->use == BYTES_COPIED && to->part.format.elem == K_INT8)
+        quant_order_bytes(pipe->bytes, bytes);
     if (loader_is_gathered(to))
         return loader_gather(loader, idx, pipe->bytes, at, bytes);
     if (to->use == BYTES_TURNED)

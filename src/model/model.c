@@ -59,15 +59,17 @@ static int model_choose_types(struct model *m, const struct model_options *o)
 {
     const char *kv = model_is_set(o->kv_cache_dtype) ? o->kv_cache_dtype : "auto";
     bool rounds = model_is_set(o->quantization);
+    bool is_int8 = rounds && strcmp(o->quantization, "int8") == 0;
     bool rounds_head = rounds && strcmp(o->quantization, "fp8_all") == 0;
 
-    if (rounds && !rounds_head && strcmp(o->quantization, "fp8") != 0) {
-        log_error("model: quantization \"%s\" is unknown; use fp8 or fp8_all, or leave it empty",
+    if (rounds && !rounds_head && !is_int8 && strcmp(o->quantization, "fp8") != 0) {
+        log_error("model: quantization \"%s\" is unknown; use fp8, fp8_all or int8, or leave it "
+                  "empty",
                   o->quantization);
         return ERR_INVALID;
     }
     if (rounds)
-        m->layers = k_format_by_row(K_E4M3);
+        m->layers = k_format_by_row(is_int8 ? K_INT8 : K_E4M3);
     if (rounds_head)
         m->head = k_format_by_row(K_E4M3);
     /* K_BF16 means plain: float32 on the cpu device. */
@@ -435,6 +437,7 @@ static struct device_limits model_rank_limits(struct model *m, const struct rank
         .n_vocab = r->is_last && r->part == 0 ? shape->n_vocab : 0,
         .codes = r->weights.reads_codes,
         .packed = r->weights.is_packed,
+        .bytes = r->weights.has_bytes,
         .has_states = widest.has_states,
         .state_shared = widest.state_shared,
         .n_experts = widest.experts.n_own,

@@ -267,7 +267,8 @@ static const struct quant_format formats[] = {
      .beside = {"weight_scale", "weight_zero_point"},
      .n_needed = 1,
      .check = quant_check_int8,
-     .values = quant_values_int8},
+     .values = quant_values_int8,
+     .codes = &quant_codes_int8},
     {.method = "compressed-tensors",
      .names = {"nvfp4-pack-quantized"},
      .read = quant_read_shapes,
@@ -368,7 +369,7 @@ static const struct quant_format blocks[] = {
     BLOCKS(Q4_1),
     BLOCKS(Q5_0),
     BLOCKS(Q5_1),
-    BLOCKS(Q8_0),
+    {.data = "weight", .dtype = "Q8_0", .packed = 1, .elem = K_Q8_0, .codes = &quant_codes_q8_0},
     BLOCKS(Q2_K),
     BLOCKS(Q3_K),
     BLOCKS(Q4_K),
@@ -439,6 +440,17 @@ static struct k_format quant_packed_of(const struct quant_format *kind, const st
     return kind->codes != NULL ? quant_packed_config(config) : k_format_bare(K_BF16);
 }
 
+/* The scope of a scale of weights in the first group of compressed-tensors. */
+static const char *quant_strategy(const struct json *config)
+{
+    const struct json *groups = json_get_kind(config, "config_groups", JSON_OBJECT);
+    const struct json *weights = groups != NULL && groups->n > 0
+                                     ? json_get_kind(&groups->items[0], "weights", JSON_OBJECT)
+                                     : NULL;
+
+    return weights != NULL ? json_get_text(weights, "strategy", "tensor") : "";
+}
+
 int quant_read(struct quant_config *out, const struct json *config, char *why, size_t why_cap)
 {
     struct quant_reading reading = {.why = why, .why_cap = why_cap};
@@ -450,10 +462,19 @@ int quant_read(struct quant_config *out, const struct json *config, char *why, s
         kind = &converted_e4m3;
         reading.format = k_format_bare(K_BF16);
     }
-    if (reading.rc == ERR_OK)
-        *out = (struct quant_config){
-            .kind = kind, .format = reading.format, .packed = quant_packed_of(kind, config)};
-    return reading.rc;
+    if (reading.rc != ERR_OK)
+        return reading.rc;
+    *out = (struct quant_config){
+        .kind = kind, .format = reading.format, .packed = quant_packed_of(kind, config)};
+    out->rounds_x = quant_rounds_inputs(config);
+    if (kind->codes == &quant_codes_int8 && out->packed.elem == K_INT8 && !out->packed.has_zeros &&
+        out->packed.group_cols == K_PACKED_COLS &&
+        strcmp(quant_strategy(config), "channel") == 0) { /* random weights have that form, too */
+        out->packed = k_format_bare(K_BF16);
+        out->format = k_format_by_row(K_INT8);
+        out->format.rounds_x = out->rounds_x;
+    }
+    return ERR_OK;
 }
 
 /* --- numbers ------------------------------------------------------------------------------ */
@@ -693,7 +714,7 @@ static void quant_set_codes(struct quant_part *p)
 {
     if (p->kind == NULL || p->kind->codes == NULL || quant_has_values(p))
         return;
-    p->bits = 4;
+    p->bits = p->kind->elem == K_Q8_0 ? 8 : 4;
     p->group = k_type_block(p->kind->elem);
 }
 
@@ -833,13 +854,30 @@ int quant_dequantise(float *out, const struct quant_part *p, void *bytes, int fi
     return ERR_OK;
 }
 
+static void quant_round_int8(float *out, const struct tensor *weight, int first, int n, int cols)
+{
+    for (int row = first; row < first + n; row++) {
+        size_t at = (size_t)row * (size_t)cols;
+        float scale = quant_int8_scale(weight, weight->data, at, cols);
+
+        for (int col = 0; col < cols; col++, out++)
+            *out = (float)quant_int8_code(quant_number(weight, at + (size_t)col), scale) * scale;
+    }
+}
+
 /* Row by row: round to codes, then take the codes' values. A device that does not multiply with
  * e4m3 computes the same model that way. */
-int quant_round(float *out, const struct tensor *weight, int first, int n, int cols)
+int quant_round(float *out, const struct tensor *weight, int first, int n, int cols,
+                enum k_type elem)
 {
     size_t at = (size_t)first * (size_t)cols;
-    k_e4m3 *codes = mem_alloc((size_t)cols);
+    k_e4m3 *codes;
 
+    if (elem == K_INT8) {
+        quant_round_int8(out, weight, first, n, cols);
+        return ERR_OK;
+    }
+    codes = mem_alloc((size_t)cols);
     if (codes == NULL)
         return ERR_NO_MEMORY;
     for (size_t i = 0; i < (size_t)n * (size_t)cols; i++)
@@ -860,12 +898,12 @@ int quant_round(float *out, const struct tensor *weight, int first, int n, int c
 void quant_text(char *out, size_t cap, const struct quant_format *kind, const struct k_format *f)
 {
     static const char *const types[] = {
-        [K_BF16] = "bf16",   [K_E4M3] = "e4m3",   [K_F32] = "float32",   [K_BF16_KEPT] = "bf16",
-        [K_E8M0] = "e8m0",   [K_E2M1] = "e2m1",   [K_Q4_0] = "Q4_0",     [K_Q4_1] = "Q4_1",
-        [K_Q5_0] = "Q5_0",   [K_Q5_1] = "Q5_1",   [K_Q8_0] = "Q8_0",     [K_IQ4_NL] = "IQ4_NL",
-        [K_MXFP4] = "MXFP4", [K_Q2_K] = "Q2_K",   [K_Q3_K] = "Q3_K",     [K_Q4_K] = "Q4_K",
-        [K_Q5_K] = "Q5_K",   [K_Q6_K] = "Q6_K",   [K_IQ4_XS] = "IQ4_XS", [K_F16] = "float16",
-        [K_INT4] = "int4",   [K_FLOAT4] = "e2m1", [K_E5M3] = "e5m3",
+        [K_BF16] = "bf16",   [K_E4M3] = "e4m3", [K_F32] = "float32",   [K_BF16_KEPT] = "bf16",
+        [K_E8M0] = "e8m0",   [K_E2M1] = "e2m1", [K_Q4_0] = "Q4_0",     [K_Q4_1] = "Q4_1",
+        [K_Q5_0] = "Q5_0",   [K_Q5_1] = "Q5_1", [K_Q8_0] = "Q8_0",     [K_IQ4_NL] = "IQ4_NL",
+        [K_MXFP4] = "MXFP4", [K_Q2_K] = "Q2_K", [K_Q3_K] = "Q3_K",     [K_Q4_K] = "Q4_K",
+        [K_Q5_K] = "Q5_K",   [K_Q6_K] = "Q6_K", [K_IQ4_XS] = "IQ4_XS", [K_F16] = "float16",
+        [K_INT4] = "int4",   [K_INT8] = "int8", [K_FLOAT4] = "e2m1",   [K_E5M3] = "e5m3",
     };
     char groups[40] = "row";
 

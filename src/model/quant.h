@@ -72,6 +72,7 @@ struct quant_config {
     struct k_format format;          /* unless a tensor has a single scale */
     struct k_format packed;          /* of random weights, where tensors could be packed; else
                                       * plain */
+    bool rounds_x;                   /* inputs may be rounded as k_format.rounds_x says */
 };
 
 /* The scales of a tensor of weights: one number per group of its elements. */
@@ -162,7 +163,11 @@ int quant_dequantise(float *out, const struct quant_part *p, void *bytes, int fi
  * zero points. */
 bool quant_packs(struct k_format *out, const struct quant_part *p);
 
-/* The scale of a row of floats that are packed. */
+/* Is a part bytes with a sign (K_INT8), with one scale for each row, no zero points, and all
+ * elements of a row in one place? */
+bool quant_is_bytes(const struct quant_part *p);
+
+/* The scale of a row of floats that are packed, or of bytes. */
 float quant_row_scale(const struct quant_part *p, int row);
 
 /* Columns first .. first + n - 1 of a row: whole groups. */
@@ -175,9 +180,19 @@ struct quant_run {
 void quant_codes(const struct k_unpacked *to, const struct quant_part *p, const struct k_format *as,
                  const uint8_t *bytes, struct quant_run run);
 
-/* out [n][cols] = rows first .. first + n - 1 of a BF16, F16 or F32 tensor, rounded to e4m3 with
- * one scale per row and back. ERR_NO_MEMORY. Any thread. */
-int quant_round(float *out, const struct tensor *weight, int first, int n, int cols) ERR_CHECKED;
+/* Put n bytes of whole rows, multiples of 16, in the order of K_BYTE_AT. Any thread. */
+void quant_order_bytes(uint8_t *bytes, size_t n);
+
+/* A run of a row of plain numbers, rounded to bytes with a sign, in that order; returns the scale
+ * of the whole row. bytes are all of the part's data. Any thread. */
+float quant_bytes(uint8_t *out, const struct quant_part *p, const uint8_t *bytes,
+                  struct quant_run run);
+
+/* out [n][cols] = rows first .. first + n - 1 of a BF16, F16 or F32 tensor, rounded with one scale
+ * per row and back: to 8-bit whole numbers as quant_bytes() does, or, if elem is another, to e4m3.
+ * ERR_NO_MEMORY. Any thread. */
+int quant_round(float *out, const struct tensor *weight, int first, int n, int cols,
+                enum k_type elem) ERR_CHECKED;
 
 /* The format of a part in words, for the log: "e4m3 with a scale for each 128 x 128". kind may be
  * NULL. */

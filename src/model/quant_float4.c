@@ -283,6 +283,8 @@ const struct quant_floats quant_floats_mxfp4 = {32, mxfp4_fit, mxfp4_scales, mxf
 
 float quant_row_scale(const struct quant_part *p, int row)
 {
+    if (p->kind->floats == NULL) /* bytes; one scale for all, or for each row */
+        return quant_number(p->beside[0], p->n_groups > 0 ? (size_t)row : 0);
     return p->kind->floats->row_scale(p, row);
 }
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Weights that are whole numbers: AWQ, GPTQ, and compressed-tensors' packed integers and int8.
+ * Weights that are whole numbers: AWQ, GPTQ, and compressed-tensors' packed integers and int8; and
+ * plain ones that are rounded to such.
  *
  *   weight = (element - zero) * scale
  *
@@ -12,6 +13,7 @@
  *
  * An element and its zero have at most 8 bits, so their difference is exact and each weight is
  * rounded once. Sources: AutoAWQ's and GPTQModel's packing, compressed-tensors' pack_to_int32. */
+#include <math.h>
 #include <string.h>
 
 #include "model/quant_parts.h"
@@ -432,37 +434,59 @@ static void gptq_row(uint8_t *out, const struct quant_part *p, const uint8_t *by
                      int first, int n)
 {
     for (int k = 0; k < n; k++)
-        out[k] = (uint8_t)packed_element(bytes + 4 * (size_t)row, (size_t)(first + k), 4,
+        out[k] = (uint8_t)packed_element(bytes + 4 * (size_t)row, (size_t)(first + k), p->bits,
                                          (size_t)p->rows);
 }
 
 static int gptq_zero_v2(const struct quant_part *p, int row, int group)
 {
-    size_t per_group = (size_t)packed_words(p->rows, 4);
+    size_t per_group = (size_t)packed_words(p->rows, p->bits);
 
     return (int)packed_element(p->beside[ZEROS]->data + 4 * (size_t)group * per_group, (size_t)row,
-                               4, 1);
+                               p->bits, 1);
 }
 
 static int gptq_zero(const struct quant_part *p, int row, int group)
 {
-    return (gptq_zero_v2(p, row, group) + 1) & 15;
+    return (gptq_zero_v2(p, row, group) + 1) & ((1 << p->bits) - 1);
 }
 
 static void packed_row(uint8_t *out, const struct quant_part *p, const uint8_t *bytes, int row,
                        int first, int n)
 {
-    bytes += 4 * (size_t)packed_words(p->cols, 4) * (size_t)row;
+    bytes += 4 * (size_t)packed_words(p->cols, p->bits) * (size_t)row;
     for (int k = 0; k < n; k++)
-        out[k] = (uint8_t)packed_element(bytes, (size_t)(first + k), 4, 1);
+        out[k] = (uint8_t)packed_element(bytes, (size_t)(first + k), p->bits, 1);
+}
+
+/* The zero point of codes that have none. */
+static int packed_middle(const struct quant_part *p)
+{
+    return 1 << (p->bits - 1);
 }
 
 static int packed_zero(const struct quant_part *p, int row, int group)
 {
     if (p->beside[ZEROS] == NULL)
-        return 8;
-    return (int)packed_element(p->beside[ZEROS]->data + 4 * (size_t)group, (size_t)row, 4,
+        return packed_middle(p);
+    return (int)packed_element(p->beside[ZEROS]->data + 4 * (size_t)group, (size_t)row, p->bits,
                                (size_t)p->n_groups);
+}
+
+/* Codes with a sign get half of their range added. */
+static void int8_row(uint8_t *out, const struct quant_part *p, const uint8_t *bytes, int row,
+                     int first, int n)
+{
+    bytes += (size_t)row * (size_t)p->cols + (size_t)first;
+    for (int k = 0; k < n; k++)
+        out[k] = bytes[k] ^ 0x80;
+}
+
+static int int8_zero(const struct quant_part *p, int row, int group)
+{
+    if (p->beside[ZEROS] == NULL)
+        return 128;
+    return p->beside[ZEROS]->data[group_of_row(p, row, group)] ^ 0x80;
 }
 
 /* Blocks of 32 columns: a scale of float16, the codes of the first 16 columns in the lower halves
@@ -485,10 +509,26 @@ static void q4_0_row(uint8_t *out, const struct quant_part *p, const uint8_t *by
     }
 }
 
-static int q4_0_zero(const struct quant_part *p, int row, int group)
+/* Blocks of 32 columns: a scale of float16, and 32 codes with a sign. */
+#define Q8_0_BYTES 34
+
+static const uint8_t *q8_0_scale(const struct quant_part *p, const uint8_t *bytes, int row,
+                                 int group)
 {
-    (void)p, (void)row, (void)group;
-    return 8;
+    return bytes + ((size_t)row * (size_t)(p->cols / 32) + (size_t)group) * Q8_0_BYTES;
+}
+
+static void q8_0_row(uint8_t *out, const struct quant_part *p, const uint8_t *bytes, int row,
+                     int first, int n)
+{
+    for (int k = first; k < first + n; k++)
+        *out++ = q8_0_scale(p, bytes, row, k / 32)[2 + k % 32] ^ 0x80;
+}
+
+static int block_zero(const struct quant_part *p, int row, int group)
+{
+    (void)row, (void)group;
+    return packed_middle(p);
 }
 
 const struct quant_codes quant_codes_awq = {awq_row, awq_zero, column_scale};
@@ -496,7 +536,9 @@ const struct quant_codes quant_codes_awq_gemv = {gemv_row, gemv_zero, row_scale}
 const struct quant_codes quant_codes_gptq = {gptq_row, gptq_zero, column_scale};
 const struct quant_codes quant_codes_gptq_v2 = {gptq_row, gptq_zero_v2, column_scale};
 const struct quant_codes quant_codes_packed = {packed_row, packed_zero, row_scale};
-const struct quant_codes quant_codes_q4_0 = {q4_0_row, q4_0_zero, q4_0_scale};
+const struct quant_codes quant_codes_int8 = {int8_row, int8_zero, row_scale};
+const struct quant_codes quant_codes_q4_0 = {q4_0_row, block_zero, q4_0_scale};
+const struct quant_codes quant_codes_q8_0 = {q8_0_row, block_zero, q8_0_scale};
 
 /* An order of groups that is the columns' own is none. */
 static bool packed_has_order(const struct quant_part *p)
@@ -516,31 +558,98 @@ static bool packed_has_zeros(const struct quant_part *p)
 
     for (int row = 0; row < p->rows && p->beside[ZEROS] != NULL; row++) {
         for (int group = 0; group < n_groups; group++) {
-            if (p->kind->codes->zero(p, row, group) != 8)
+            if (p->kind->codes->zero(p, row, group) != packed_middle(p))
                 return true;
         }
     }
     return false;
 }
 
+bool quant_is_bytes(const struct quant_part *p)
+{
+    return p->kind != NULL && p->kind->codes == &quant_codes_int8 && p->group == p->cols &&
+           !packed_has_zeros(p);
+}
+
 bool quant_packs(struct k_format *out, const struct quant_part *p)
 {
-    bool is_row = p->group == p->cols, is_half;
+    bool is_row = p->group == p->cols, is_half, has_zeros;
+    int group = is_row ? K_PACKED_COLS : p->group;
+    enum k_type scale;
 
     if (p->kind != NULL && p->kind->floats != NULL) {
         *out = k_format_float4(p->group);
         return p->kind->floats->fit(p);
     }
-    if (p->kind == NULL || p->kind->codes == NULL || p->bits != 4 || p->cols % p->group != 0 ||
+    if (p->kind == NULL || p->kind->codes == NULL || (p->bits != 4 && p->bits != 8) ||
+        p->cols % p->group != 0 ||
         (is_row ? p->cols % K_PACKED_COLS != 0
                 : p->group != 32 && p->group != 64 && p->group != 128))
         return false;
     is_half = p->beside[SCALES] == NULL || strcmp(p->beside[SCALES]->dtype, "F16") == 0;
     if ((!is_half && strcmp(p->beside[SCALES]->dtype, "BF16") != 0) || packed_has_order(p))
         return false;
-    *out = k_format_packed(is_half ? K_F16 : K_BF16, is_row ? K_PACKED_COLS : p->group,
-                           packed_has_zeros(p));
+    scale = is_half ? K_F16 : K_BF16;
+    has_zeros = packed_has_zeros(p);
+    *out = p->bits == 8 ? k_format_int8(scale, group, has_zeros)
+                        : k_format_packed(scale, group, has_zeros);
     return true;
+}
+
+/* --- rounded while loading ------------------------------------------------------------------ */
+
+float quant_int8_scale(const struct tensor *t, const uint8_t *bytes, size_t at, int cols)
+{
+    struct tensor row = *t;
+    float low = 0.0f, high = 0.0f, scale;
+    uint32_t bits;
+
+    row.data = bytes;
+    for (int k = 0; k < cols; k++) {
+        float x = quant_number(&row, at + (size_t)k);
+
+        low = x < low ? x : low;
+        high = x > high ? x : high;
+    }
+    scale = high / 127.0f > -low / 128.0f ? high / 127.0f : -low / 128.0f;
+    if (scale < 0x1p-120f) /* a row of zeros */
+        scale = 0x1p-120f;
+    memcpy(&bits, &scale, 4);
+    bits = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000U; /* as checkpoints have it */
+    memcpy(&scale, &bits, 4);
+    return scale;
+}
+
+int8_t quant_int8_code(float x, float scale)
+{
+    float code = rintf(x / scale);
+
+    return (int8_t)(code < -128.0f ? -128.0f : code > 127.0f ? 127.0f : code);
+}
+
+void quant_order_bytes(uint8_t *bytes, size_t n)
+{
+    uint8_t ordered[16];
+
+    for (size_t i = 0; i < n; i += 16) {
+        for (size_t k = 0; k < 16; k++)
+            ordered[K_BYTE_AT(k)] = bytes[i + k];
+        memcpy(bytes + i, ordered, 16);
+    }
+}
+
+float quant_bytes(uint8_t *out, const struct quant_part *p, const uint8_t *bytes,
+                  struct quant_run run)
+{
+    size_t at = (size_t)run.row * (size_t)p->cols;
+    float scale = quant_int8_scale(p->data, bytes, at, p->cols);
+    struct tensor row = *p->data;
+
+    row.data = bytes;
+    for (int i = 0; i < run.n; i++)
+        out[K_BYTE_AT((size_t)i)] =
+            (uint8_t)quant_int8_code(quant_number(&row, at + (size_t)(run.first + i)), scale);
+    return scale;
 }
 
 void quant_codes(const struct k_unpacked *to, const struct quant_part *p, const struct k_format *as,
@@ -562,6 +671,23 @@ void quant_codes(const struct k_unpacked *to, const struct quant_part *p, const 
     }
 }
 
+bool quant_rounds_inputs(const struct json *config)
+{
+    const struct json *groups = json_get_kind(config, "config_groups", JSON_OBJECT);
+    bool all = groups != NULL && groups->n > 0;
+
+    for (uint32_t i = 0; all && i < groups->n; i++) {
+        const struct json *inputs =
+            json_get_kind(&groups->items[i], "input_activations", JSON_OBJECT);
+
+        all = all && inputs != NULL && json_get_int(inputs, "num_bits", 0) == 8 &&
+              strcmp(json_get_text(inputs, "type", "int"), "int") == 0 &&
+              strcmp(json_get_text(inputs, "strategy", "tensor"), "token") == 0 &&
+              json_get_bool(inputs, "dynamic", false);
+    }
+    return all;
+}
+
 /* "num_bits" and "group_size" of the first group of compressed-tensors, or "bits" and "group_size"
  * of the others; groups of -1 are rows. */
 struct k_format quant_packed_config(const struct json *config)
@@ -575,12 +701,13 @@ struct k_format quant_packed_config(const struct json *config)
     int64_t group = json_get_int(from, "group_size", -1);
     bool has_zeros = !json_get_bool(from, weights != NULL ? "symmetric" : "sym", true) ||
                      json_get_bool(from, "zero_point", false);
-
-    if (strcmp(json_get_text(from, "type", "int"), "int") != 0 || bits != 4)
+    if (strcmp(json_get_text(from, "type", "int"), "int") != 0 || (bits != 4 && bits != 8))
         return k_format_bare(K_BF16);
     if (group < 0)
         group = K_PACKED_COLS;
     if (group != 32 && group != 64 && group != 128)
         return k_format_bare(K_BF16);
+    if (bits == 8)
+        return k_format_int8(weights != NULL ? K_BF16 : K_F16, (int)group, has_zeros);
     return k_format_packed(weights != NULL ? K_BF16 : K_F16, (int)group, has_zeros);
 }

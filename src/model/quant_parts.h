@@ -56,8 +56,8 @@ void quant_values_packed(float *out, const struct quant_part *p, const uint8_t *
 void quant_values_int8(float *out, const struct quant_part *p, const uint8_t *bytes, int first,
                        int n);
 
-/* Codes of 4 bits, of a kind whose zero points are integers: how they are found in all bytes of
- * data, and beside it. */
+/* Codes of 4 or 8 bits, of a kind whose zero points are integers: how they are found in all bytes
+ * of data, and beside it. */
 struct quant_codes {
     void (*row)(uint8_t *out, const struct quant_part *p, const uint8_t *bytes, int row, int first,
                 int n);
@@ -66,7 +66,7 @@ struct quant_codes {
     const uint8_t *(*scale)(const struct quant_part *p, const uint8_t *bytes, int row, int group);
 };
 extern const struct quant_codes quant_codes_awq, quant_codes_awq_gemv, quant_codes_gptq,
-    quant_codes_gptq_v2, quant_codes_packed, quant_codes_q4_0;
+    quant_codes_gptq_v2, quant_codes_packed, quant_codes_int8, quant_codes_q4_0, quant_codes_q8_0;
 
 /* Floats of 4 bits of a kind: how they become codes and scales of K_FLOAT4. Columns are whole
  * groups. */
@@ -85,6 +85,16 @@ extern const struct quant_floats quant_floats_nvfp4, quant_floats_modelopt, quan
 /* The codes and scales of a run of floats (quant_codes()). */
 void quant_float_codes(const struct k_unpacked *to, const struct quant_part *p,
                        const uint8_t *bytes, struct quant_run run);
+
+/* Rounding of a row of plain numbers to 8-bit whole numbers: its scale, the least with which none
+ * is cut, rounded to bfloat16, and the code of an element. `bytes` are the tensor's, with the row's
+ * first element at `at`. */
+float quant_int8_scale(const struct tensor *t, const uint8_t *bytes, size_t at, int cols);
+int8_t quant_int8_code(float x, float scale);
+
+/* Does every group of compressed-tensors ask for inputs of 8-bit whole numbers, with a scale for
+ * each token that is computed from it? */
+bool quant_rounds_inputs(const struct json *config);
 
 /* The packed format of random weights that a quantization_config describes; plain if none. */
 struct k_format quant_packed_config(const struct json *config);

@@ -3,7 +3,7 @@
  * Products of few rows, as a decode has them: the four of each layer of Llama-3.1-8B, 32 layers as
  * one graph with overlapping launches; beside cuBLASLt's in the same run.
  *
- *   bench_product bf16|e4m3|int4|nvfp4|mxfp4 ROWS[,ROWS...] [TABLE]
+ *   bench_product bf16|e4m3|int4|int8|int8-128|int8-32|w8a8|nvfp4|mxfp4 ROWS[,ROWS...] [TABLE]
  *
  * A line of what a read of the largest matrix reaches in this run: GPUs of one name differ by some
  * percent. Then three for each number of rows: microseconds a layer and the share of the time of a
@@ -11,15 +11,18 @@
  * products, of cuBLASLt's bare products, with the algorithms of TABLE, and of these with the row
  * operations that a step needs beside them (norms, activation, rounding to e4m3), which
  * k_multiply() has in it; then the same of each product alone, launched again and again on other
- * layers' weights. int4 is codes in records with a scale of 16 bits for each 128 columns, nvfp4 and
- * mxfp4 are e2m1 in records with a scale for each 16 or 32; for the library they become bf16 before
- * each product; a line more is cuBLASLt with matrices that are bf16. Above 64 rows the first line
- * is k_multiply_many() bare, or k_multiply() for each 64 rows, and there is no head.
+ * layers' weights. int8 is bytes with a scale for each row; int4, int8-128 and int8-32 are codes in
+ * records with a scale of 16 bits for each 128 or 32 columns, nvfp4 and mxfp4 e2m1 in records with
+ * a scale for each 16 or 32; for the library they become bf16 before each product; a line more is
+ * cuBLASLt with matrices that are bf16. Above 64 rows the first line is k_multiply_many() bare, or
+ * k_multiply() for each 64 rows, and there is no head; with w8a8, which is int8 otherwise, rows are
+ * rounded to 8-bit whole numbers and multiplied as such.
  */
 #include <string.h>
 #include <time.h>
 
 #include "device/gemm_cuda.h"
+#include "kernels/bytes.h"
 #include "kernels/kernels.h"
 #include "kernels/packed_many.h"
 #include "tests/bench/cuda.h"
@@ -28,7 +31,7 @@
 #define LAYERS        32 /* of a graph */
 #define COPIES        6  /* layers that have weights of their own */
 #define HEADS         2
-#define ROWS_ROOM     2048
+#define ROWS_ROOM     8192
 #define WORKSPACE     ((size_t)32 << 20)
 #define DIM           4096
 #define FF            14336
@@ -75,11 +78,12 @@ static void *alloc(size_t bytes)
 static void *alloc_random(struct bench *b, enum k_type type, size_t n, float deviation,
                           uint64_t seed)
 {
-    void *p = alloc(n * (type == K_E4M3 ? 1 : 2));
+    void *p = alloc(n * (type == K_BF16 ? 2 : 1));
+    int rc = type == K_E4M3   ? k_fill_random_e4m3(p, n, deviation, seed, b->stream)
+             : type == K_INT8 ? k_fill_random_bytes(p, n, 64.0f, seed, b->stream)
+                              : k_fill_random(p, n, deviation, seed, b->stream);
 
-    bench_must(type == K_E4M3 ? k_fill_random_e4m3(p, n, deviation, seed, b->stream)
-                              : k_fill_random(p, n, deviation, seed, b->stream),
-               "random numbers");
+    bench_must(rc, "random numbers");
     return p;
 }
 
@@ -115,6 +119,13 @@ static void own(struct bench *b, int layer, int mat, int n)
         bench_must(k_multiply_many(&p, n, b->work, SMS, b->stream), "a product");
         return;
     }
+    if (n > K_PRODUCT_ROWS_MAX && k_multiply_bytes_takes(w)) {
+        const struct k_bytes bytes = k_bytes_in(b->widened, n, w->n_in);
+
+        bench_must(k_round_bytes(&bytes, p.x, n, w->n_in, b->stream), "rounding");
+        bench_must(k_multiply_bytes(b->y, &bytes, w, NULL, n, SMS, b->stream), "a product");
+        return;
+    }
     for (int row = 0; row < n; row += K_PRODUCT_ROWS_MAX) {
         p.x = (const k_bf16 *)(mat == MAT_DOWN ? b->ff : b->x) + (size_t)row * (size_t)w->n_in;
         bench_must(k_multiply(&p, n - row < K_PRODUCT_ROWS_MAX ? n - row : K_PRODUCT_ROWS_MAX, SMS,
@@ -136,6 +147,9 @@ static void library(struct bench *b, int layer, int mat, int n)
 
     if (k_format_is_packed(&w->format)) {
         bench_must(k_dequantise(b->widened, w, 0, w->n_out, b->stream), "widening");
+        p.w = &plain;
+    } else if (w->format.elem == K_INT8) {
+        bench_must(k_widen_codes(b->widened, w, 0, w->n_out, b->stream), "widening");
         p.w = &plain;
     }
     bench_must(gemm_run(b->gemm, &p, b->stream), "a product of the library");
@@ -316,6 +330,10 @@ int main(int argc, char **argv)
     } formats[] = {{"bf16", k_format_bare(K_BF16)},
                    {"e4m3", k_format_by_row(K_E4M3)},
                    {"int4", k_format_packed(K_BF16, 128, false)},
+                   {"int8", k_format_by_row(K_INT8)},
+                   {"int8-128", k_format_int8(K_BF16, 128, false)},
+                   {"int8-32", k_format_int8(K_F16, 32, false)},
+                   {"w8a8", k_format_by_row(K_INT8)},
                    {"nvfp4", k_format_float4(16)},
                    {"mxfp4", k_format_float4(32)}};
     struct bench b = {.x = NULL};
@@ -326,9 +344,12 @@ int main(int argc, char **argv)
     for (size_t i = 0; i < sizeof formats / sizeof formats[0] && argc > 1; i++) {
         if (strcmp(argv[1], formats[i].name) == 0)
             known = true, b.format = formats[i].format;
+        b.format.rounds_x = strcmp(argv[1], "w8a8") == 0;
     }
     if (argc < 3 || !known) {
-        fprintf(stderr, "usage: bench_product bf16|e4m3|int4|nvfp4|mxfp4 ROWS[,ROWS...] [TABLE]\n");
+        fprintf(stderr,
+                "usage: bench_product bf16|e4m3|int4|int8|int8-128|int8-32|w8a8|nvfp4|mxfp4 "
+                "ROWS[,ROWS...] [TABLE]\n");
         return 2;
     }
     bench_choose_kernels();

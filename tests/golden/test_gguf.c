@@ -448,7 +448,7 @@ static void test_kinds(void)
         snprintf(twin, sizeof twin, "%s/twin.gguf", root);
         write_model(&kinds[i], &kinds[i], path, twin, NULL);
         compare(kinds[i].name, path, twin, 1);
-        if (kinds[i].type == K_Q4_0)
+        if (kinds[i].type == K_Q4_0 || kinds[i].type == K_Q8_0)
             check_records(path, twin, kinds[i].name);
     }
 }

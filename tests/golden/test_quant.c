@@ -23,7 +23,7 @@
 #define HEADER_CAP ((size_t)1 << 20)
 
 enum scaling { PER_TENSOR, PER_ROW, PER_BLOCK, PACKED };
-enum layout { AWQ, GPTQ, COMPRESSED_INT4, NVFP4, MODELOPT_NVFP4, MXFP4 };
+enum layout { AWQ, GPTQ, COMPRESSED_INT4, COMPRESSED_INT8, NVFP4, MODELOPT_NVFP4, MXFP4 };
 
 #define COMPRESSED(weights, inputs)                                                               \
     "{\"quant_method\":\"compressed-tensors\",\"format\":\"float-quantized\",\"config_groups\":{" \
@@ -39,33 +39,34 @@ static const struct format {
     bool input_scale;
     const char *left_out; /* these stay as they were; NULL: none */
     const char *config;   /* the value of quantization_config */
-    /* Of PACKED: columns of a group, and whether zero points differ. */
+    /* Of PACKED: columns of a group, 0: a row; whether zero points differ; of a code, 0: 4. */
     enum layout layout;
     int group;
     bool zeros;
+    int bits;
 } formats[] = {
     {"fp8, static", PER_TENSOR, "weight_scale", "F32", false, true, NULL,
      "{\"quant_method\":\"fp8\",\"activation_scheme\":\"static\",\"ignored_layers\":[\"x\"]}", AWQ,
-     0, false},
+     0, false, 0},
     {"fp8 in blocks", PER_BLOCK, "weight_scale_inv", "F32", false, false, NULL,
      "{\"quant_method\":\"fp8\",\"activation_scheme\":\"dynamic\",\"fmt\":\"e4m3\","
      "\"weight_block_size\":[128,128]}",
-     AWQ, 0, false},
+     AWQ, 0, false, 0},
     {"fp8 in blocks, exponents as scales", PER_BLOCK, "weight_scale_inv", "F8_E8M0", false, false,
-     NULL, "{\"quant_method\":\"fp8\",\"weight_block_size\":[128,128]}", AWQ, 0, false},
+     NULL, "{\"quant_method\":\"fp8\",\"weight_block_size\":[128,128]}", AWQ, 0, false, 0},
     {"compressed-tensors FP8", PER_TENSOR, "weight_scale", "BF16", false, true, "o_proj",
      COMPRESSED("\"strategy\":\"tensor\"", "\"strategy\":\"tensor\",\"dynamic\":false"), AWQ, 0,
-     false},
+     false, 0},
     {"FP8_DYNAMIC", PER_ROW, "weight_scale", "BF16", true, false, "down_proj",
      COMPRESSED("\"strategy\":\"channel\"", "\"strategy\":\"token\",\"dynamic\":true"), AWQ, 0,
-     false},
+     false, 0},
     {"FP8_BLOCK", PER_BLOCK, "weight_scale", "BF16", false, false, NULL,
      COMPRESSED("\"strategy\":\"block\",\"block_structure\":[128,128]",
                 "\"strategy\":\"group\",\"group_size\":128,\"dynamic\":true"),
-     AWQ, 0, false},
+     AWQ, 0, false, 0},
     {"rows as rounding makes them", PER_ROW, "weight_scale", "F32", false, false, NULL,
      COMPRESSED("\"strategy\":\"channel\"", "\"strategy\":\"token\",\"dynamic\":true"), AWQ, 0,
-     false},
+     false, 0},
     {.name = "AWQ",
      .scaling = PACKED,
      .scale_dtype = "F16",
@@ -100,6 +101,32 @@ static const struct format {
      .layout = COMPRESSED_INT4,
      .group = 128,
      .zeros = true},
+    {.name = "GPTQ of 8 bits",
+     .scaling = PACKED,
+     .scale_dtype = "F16",
+     .config = "{\"quant_method\":\"gptq\",\"bits\":8,\"group_size\":32,\"sym\":false}",
+     .layout = GPTQ,
+     .bits = 8,
+     .group = 32,
+     .zeros = true},
+    {.name = "INT8 of compressed-tensors",
+     .scaling = PACKED,
+     .scale_dtype = "BF16",
+     .left_out = "o_proj",
+     .config = "{\"quant_method\":\"compressed-tensors\",\"format\":\"int-quantized\"}",
+     .layout = COMPRESSED_INT8,
+     .bits = 8,
+     .group = 128,
+     .zeros = true},
+    {.name = "W8A8 of compressed-tensors",
+     .scaling = PACKED,
+     .scale_dtype = "BF16",
+     .config = "{\"quant_method\":\"compressed-tensors\",\"format\":\"int-quantized\","
+               "\"config_groups\":{\"group_0\":{\"weights\":{\"num_bits\":8,"
+               "\"strategy\":\"channel\"},\"input_activations\":{\"num_bits\":8,"
+               "\"strategy\":\"token\",\"dynamic\":true}}}}",
+     .layout = COMPRESSED_INT8,
+     .bits = 8},
     {.name = "NVFP4",
      .scaling = PACKED,
      .left_out = "o_proj",
@@ -262,42 +289,45 @@ struct coded {
 };
 
 /* Numbers of four bits [n_lines][n], eight to a word: element i of a line goes to the word
- * [i / 8][line] or, by lines, to [line][i / 8]. */
+ * [i / 8][line] or, by lines, to [line][i / 8]; or of eight bits, four to a word. */
 struct words {
     const uint8_t *numbers;
     int n_lines, n;
     bool by_lines, is_awq; /* AWQ's order of the eight */
+    int bits;
 };
 
 static void add_words(struct file *f, const char *stem, const char *ending, struct words w)
 {
     static const int awq[8] = {0, 4, 1, 5, 2, 6, 3, 7};
     size_t n = (size_t)w.n_lines * (size_t)w.n;
-    uint32_t *words = calloc(n / 8, 4);
+    int each = 32 / w.bits;
+    uint32_t *words = calloc(n / (size_t)each, 4);
     char name[300], shape[60];
 
     for (int line = 0; line < w.n_lines; line++) {
         for (int i = 0; i < w.n; i++) {
-            int at = w.by_lines ? line * (w.n / 8) + i / 8 : i / 8 * w.n_lines + line;
+            int at = w.by_lines ? line * (w.n / each) + i / each : i / each * w.n_lines + line;
+            int place = w.is_awq ? awq[i % 8] : i % each;
 
-            words[at] |= (uint32_t)w.numbers[line * w.n + i] << 4 * (w.is_awq ? awq[i % 8] : i % 8);
+            words[at] |= (uint32_t)w.numbers[line * w.n + i] << w.bits * place;
         }
     }
     snprintf(name, sizeof name, "%s.%s", stem, ending);
-    snprintf(shape, sizeof shape, "%d,%d", w.by_lines ? w.n_lines : w.n / 8,
-             w.by_lines ? w.n / 8 : w.n_lines);
-    add(f, name, "I32", shape, words, n / 2);
+    snprintf(shape, sizeof shape, "%d,%d", w.by_lines ? w.n_lines : w.n / each,
+             w.by_lines ? w.n / each : w.n_lines);
+    add(f, name, "I32", shape, words, n / (size_t)each * 4);
     free(words);
 }
 
-/* The transpose of [rows][cols]; less is taken from every number, modulo 16. */
-static uint8_t *turned(const uint8_t *from, int rows, int cols, int less)
+/* The transpose of [rows][cols]; less is taken from every number, modulo 16 or 256. */
+static uint8_t *turned(const uint8_t *from, int rows, int cols, int less, int bits)
 {
     uint8_t *to = malloc((size_t)rows * (size_t)cols);
 
     for (int r = 0; r < rows; r++) {
         for (int c = 0; c < cols; c++)
-            to[c * rows + r] = (uint8_t)(from[r * cols + c] - less) & 15;
+            to[c * rows + r] = (uint8_t)((from[r * cols + c] - less) & ((1 << bits) - 1));
     }
     return to;
 }
@@ -320,29 +350,58 @@ static void add_scales(struct file *f, const char *stem, const struct coded *m, 
     free(scales);
 }
 
+/* Numbers of eight bits, less 128. */
+static void add_bytes(struct file *f, const char *stem, const char *ending, const uint8_t *numbers,
+                      int rows, int cols)
+{
+    size_t n = (size_t)rows * (size_t)cols;
+    uint8_t *bytes = malloc(n);
+    char name[300], shape[60];
+
+    for (size_t i = 0; i < n; i++)
+        bytes[i] = numbers[i] ^ 0x80;
+    snprintf(name, sizeof name, "%s.%s", stem, ending);
+    snprintf(shape, sizeof shape, "%d,%d", rows, cols);
+    add(f, name, "I8", shape, bytes, n);
+    free(bytes);
+}
+
+static int bits_of(const struct format *t)
+{
+    return t->bits > 0 ? t->bits : 4;
+}
+
 static void add_coded(const struct format *t, struct file *q, const char *stem,
                       const struct coded *m)
 {
-    uint8_t *codes = turned(m->codes, m->rows, m->cols, 0);
-    uint8_t *zeros = turned(m->zeros, m->rows, m->groups, t->layout == GPTQ ? 1 : 0);
+    int bits = bits_of(t);
+    uint8_t *codes = turned(m->codes, m->rows, m->cols, 0, bits);
+    uint8_t *zeros = turned(m->zeros, m->rows, m->groups, t->layout == GPTQ ? 1 : 0, bits);
 
     switch (t->layout) {
     case AWQ:
-        add_words(q, stem, "qweight", (struct words){codes, m->cols, m->rows, true, true});
-        add_words(q, stem, "qzeros", (struct words){zeros, m->groups, m->rows, true, true});
+        add_words(q, stem, "qweight", (struct words){codes, m->cols, m->rows, true, true, bits});
+        add_words(q, stem, "qzeros", (struct words){zeros, m->groups, m->rows, true, true, bits});
         add_scales(q, stem, m, "scales", t->scale_dtype, true);
         break;
     case GPTQ:
-        add_words(q, stem, "qweight", (struct words){m->codes, m->rows, m->cols, false, false});
-        add_words(q, stem, "qzeros", (struct words){zeros, m->groups, m->rows, true, false});
+        add_words(q, stem, "qweight",
+                  (struct words){m->codes, m->rows, m->cols, false, false, bits});
+        add_words(q, stem, "qzeros", (struct words){zeros, m->groups, m->rows, true, false, bits});
         add_scales(q, stem, m, "scales", t->scale_dtype, true);
         break;
     case COMPRESSED_INT4:
         add_words(q, stem, "weight_packed",
-                  (struct words){m->codes, m->rows, m->cols, true, false});
+                  (struct words){m->codes, m->rows, m->cols, true, false, bits});
         if (t->zeros)
             add_words(q, stem, "weight_zero_point",
-                      (struct words){zeros, m->groups, m->rows, false, false});
+                      (struct words){zeros, m->groups, m->rows, false, false, bits});
+        add_scales(q, stem, m, "weight_scale", t->scale_dtype, false);
+        break;
+    case COMPRESSED_INT8:
+        add_bytes(q, stem, "weight", m->codes, m->rows, m->cols);
+        if (t->zeros)
+            add_bytes(q, stem, "weight_zero_point", m->zeros, m->rows, m->groups);
         add_scales(q, stem, m, "weight_scale", t->scale_dtype, false);
         break;
     case NVFP4:
@@ -357,20 +416,23 @@ static void code_group(const struct format *t, float *out, const struct coded *m
                        const float *w)
 {
     uint8_t *codes = m->codes + i * (size_t)t->group, *zero = m->zeros + i;
-    float low = 0.0f, high = 0.0f, scale;
+    float low = 0.0f, high = 0.0f, scale, most = (float)((1 << bits_of(t)) - 1);
+    float middle = (most + 1.0f) / 2.0f;
     _Float16 half;
 
     for (int k = 0; k < t->group; k++)
         low = fminf(low, w[k]), high = fmaxf(high, w[k]);
-    scale = t->zeros ? (high - low) / 15.0f : fmaxf(high / 7.0f, -low / 8.0f);
-    half = (_Float16)fmaxf(scale, 1e-4f);
-    scale = (float)half;
+    scale = t->zeros ? (high - low) / most : fmaxf(high / (middle - 1.0f), -low / middle);
+    scale = fmaxf(scale, bits_of(t) == 8 ? 1e-6f : 1e-4f);
+    half = (_Float16)scale;
     memcpy(&m->scales[i], &half, 2);
     if (strcmp(t->scale_dtype, "BF16") == 0)
         scale = hold("BF16", scale, (uint8_t *)&m->scales[i]);
-    *zero = t->zeros ? (uint8_t)fminf(roundf(-low / scale), 15.0f) : 8;
+    else
+        scale = (float)half;
+    *zero = (uint8_t)(t->zeros ? fminf(roundf(-low / scale), most) : middle);
     for (int k = 0; k < t->group; k++) {
-        codes[k] = (uint8_t)fminf(fmaxf(roundf(w[k] / scale) + (float)*zero, 0.0f), 15.0f);
+        codes[k] = (uint8_t)fminf(fmaxf(rintf(w[k] / scale) + (float)*zero, 0.0f), most);
         out[k] = (float)(codes[k] - *zero) * scale;
     }
 }
@@ -439,13 +501,17 @@ static void add_floats(const struct format *t, struct file *q, float *means, con
 }
 
 /* m has its sizes. */
-static void pack_matrix(const struct format *t, struct file *q, struct file *twin, const char *stem,
-                        struct coded m, const float *w)
+static void pack_matrix(const struct format *of, struct file *q, struct file *twin,
+                        const char *stem, struct coded m, const float *w)
 {
-    size_t n = (size_t)m.rows * (size_t)m.cols, n_groups = n / (size_t)t->group;
+    struct format own = *of, *t = &own;
+    size_t n = (size_t)m.rows * (size_t)m.cols, n_groups;
     float *means = malloc(n * sizeof *means);
     char name[300], shape[60];
 
+    if (own.group == 0) /* rows */
+        own.group = m.cols;
+    n_groups = n / (size_t)t->group;
     if (t->layout >= NVFP4)
         add_floats(t, q, means, stem, &m, w);
     m.groups = m.cols / t->group;
@@ -718,6 +784,19 @@ static void check_format(const struct demo *d, const struct format *t, const int
         ok(rounded != NULL && right * 100 >= n_right * 97,
            "rounded with the output matrix: chooses %d, unrounded %d", right, n_right);
         free(rounded);
+    }
+    if (t->bits == 8 && t->group == 0) {
+        rounded = logits_of(d->dir, "int8", 1, text, n, &right);
+        compare("rounded to int8 while loading", rounded, on_gpu ? want : got,
+                (size_t)n * (size_t)d->c.n_vocab);
+        free(rounded);
+        if (!on_gpu || device_cuda_count() > 1) {
+            rounded = logits_of(d->dir, "int8", 2, text, n, &right);
+            ok(rounded != NULL && relative_error(rounded, got, (size_t)n * (size_t)d->c.n_vocab) <
+                                      (on_gpu ? 0.08 : 1e-5),
+               "rounded to int8 on 2 ranks");
+            free(rounded);
+        }
     }
     drop(folder);
     drop(twin);

@@ -40,18 +40,19 @@ static struct k_matrix random_records(float *w, struct k_format format, struct s
     uint16_t *scales = malloc(2 * n_numbers);
     float *row_scales = malloc((size_t)s.n_out * sizeof *row_scales);
     const struct k_unpacked from = {codes, (uint8_t *)scales, zeros};
+    float half = packing.bits == 8 ? 127.49f : 7.99f; /* of the codes' range */
     const struct k_matrix m = {
         .data = data, .scales = row_scales, .format = format, .n_out = s.n_out, .n_in = s.n_in};
 
     for (int row = 0; row < s.n_out; row += 16) {
         for (size_t i = 0; i < n; i++)
-            codes[i] = (uint8_t)((uniform() + 1.0f) * 7.99f);
+            codes[i] = (uint8_t)((uniform() + 1.0f) * half);
         for (size_t i = 0; i < n_numbers; i++) {
-            scales[i] = round_bf16(0.02f * uniform());
+            scales[i] = round_bf16(0.16f / half * uniform());
             if (packing.is_float) /* some of the smallest and the largest */
                 ((uint8_t *)scales)[i] =
                     (uint8_t)(i % 7 == 0 ? i % 14 / 7 * 255 : 200 + i * 29 % 41);
-            zeros[i] = (uint8_t)((uniform() + 1.0f) * 8.49f);
+            zeros[i] = (uint8_t)((uniform() + 1.0f) * (half + 0.5f));
         }
         k_pack_strip(data + (size_t)(row / 16) * strip_bytes, &packing, &from, 16, s.n_in);
     }
@@ -126,16 +127,22 @@ static void check(enum k_product_kind kind, struct k_format format, struct shape
         error = apart(a.y, a.got, kind == K_PRODUCT_FLOAT, n_y, 0.1);
     ok(error < (kind == K_PRODUCT_FLOAT ? 1e-4 : 5e-3),
        "%s in groups of %d%s, kind %d, %d x %d, %d rows: within %.1e",
-       format.elem == K_INT4 ? "integers" : "floats", format.group_cols,
-       format.has_zeros ? " with zeros" : "", (int)kind, s.n_out, s.n_in, n, error);
+       format.elem == K_FLOAT4 ? "floats"
+       : format.elem == K_INT8 ? "bytes"
+                               : "integers",
+       format.group_cols, format.has_zeros ? " with zeros" : "", (int)kind, s.n_out, s.n_in, n,
+       error);
     free(w), free(packed.data), free((void *)(uintptr_t)packed.scales);
 }
 
 int main(void)
 {
-    const struct k_format formats[] = {k_format_float4(16), k_format_float4(32),
+    const struct k_format formats[] = {k_format_float4(16),
+                                       k_format_float4(32),
                                        k_format_packed(K_BF16, 128, false),
-                                       k_format_packed(K_BF16, 32, true)};
+                                       k_format_packed(K_BF16, 32, true),
+                                       k_format_int8(K_BF16, 128, false),
+                                       k_format_int8(K_F16, 32, true)};
     static const struct shape shapes[] = {{32, 128}, {96, 640}, {64, 2048}};
     static const int rows[] = {1, 7, 9, 20};
 

@@ -40,6 +40,21 @@ static void random_e4m3(float *w, uint8_t *bytes, size_t n, bool small)
     }
 }
 
+/* Random bytes with a sign, their values in w. */
+static void random_bytes(float *w, uint8_t *bytes, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        w[i] = floorf(gpu_uniform() * 128.0f);
+        bytes[K_BYTE_AT(i)] = (uint8_t)(int8_t)w[i];
+    }
+}
+
+/* Has a matrix of the type a scale for each row? */
+static bool is_scaled(enum k_type type)
+{
+    return type == K_E4M3 || type == K_INT8;
+}
+
 /* One product: what it reads, and what it wrote last, as floats. */
 struct run {
     enum k_product_kind kind;
@@ -91,14 +106,17 @@ static void run_open(struct run *r, enum k_product_kind kind, struct shape s, en
     if (type == K_E4M3) {
         r->w = malloc(n_w * sizeof *r->w);
         random_e4m3(r->w, bytes, n_w, small);
+    } else if (type == K_INT8) {
+        r->w = malloc(n_w * sizeof *r->w);
+        random_bytes(r->w, bytes, n_w);
     } else {
         r->w = gpu_random(n_w, 0.1f);
     }
     r->dev_w = (struct k_matrix){.n_out = s.n_out, .n_in = s.n_in};
-    if (type == K_E4M3)
-        r->dev_w.format = k_format_by_row(K_E4M3);
-    r->dev_w.data = type == K_E4M3 ? gpu_array(bytes, n_w) : (void *)gpu_bf16(r->w, n_w);
-    r->dev_w.scales = type == K_E4M3 ? gpu_array(r->scales, (size_t)s.n_out * 4) : NULL;
+    if (is_scaled(type))
+        r->dev_w.format = k_format_by_row(type);
+    r->dev_w.data = is_scaled(type) ? gpu_array(bytes, n_w) : (void *)gpu_bf16(r->w, n_w);
+    r->dev_w.scales = is_scaled(type) ? gpu_array(r->scales, (size_t)s.n_out * 4) : NULL;
     r->dev_bias = gpu_bf16(r->bias, (size_t)s.n_out);
     r->dev_norm = gpu_bf16(r->norm, (size_t)s.n_out);
     r->dev_sums_in = gpu_array(r->sums_in, n_x / 16 * 4);
@@ -120,7 +138,7 @@ static void run_close(struct run *r)
 static void run_reference(struct run *r, int n)
 {
     struct k_matrix w = {.data = r->w,
-                         .scales = r->type == K_E4M3 ? r->scales : NULL,
+                         .scales = is_scaled(r->type) ? r->scales : NULL,
                          .n_out = r->s.n_out,
                          .n_in = r->s.n_in};
     struct k_product p = product_of(r, n);
@@ -188,7 +206,10 @@ static void compare_rows(struct run *r, int n)
     run_device(r, r->x, n, n);
     memcpy(first, r->y, used * 4);
     (void)snprintf(name, sizeof name, "kind %d, %s %d x %d, %d rows", (int)r->kind,
-                   r->type == K_E4M3 ? "e4m3" : "bf16", r->s.n_out, r->s.n_in, n);
+                   r->type == K_E4M3   ? "e4m3"
+                   : r->type == K_INT8 ? "int8"
+                                       : "bf16",
+                   r->s.n_out, r->s.n_in, n);
     if (is_float || residual)
         gpu_compare(r->y, r->want, used, limit, worst, name);
     else
@@ -219,7 +240,8 @@ static void compare_rows(struct run *r, int n)
 static void compare_kind(enum k_product_kind kind, struct shape s, enum k_type type, bool small,
                          int n_max, bool all)
 {
-    const struct k_matrix w = {.format = {.elem = type}, .n_out = s.n_out, .n_in = s.n_in};
+    const struct k_format format = is_scaled(type) ? k_format_by_row(type) : k_format_bare(type);
+    const struct k_matrix w = {.format = format, .n_out = s.n_out, .n_in = s.n_in};
     struct run r = {0};
 
     for (int n = 1; n <= n_max; n += all || n < 5 ? 1 : n < 11 ? 3 : n < 32 ? 7 : 13) {
@@ -271,23 +293,26 @@ static void *random_packed(float *w, const float *row_scales, const struct k_for
     uint8_t *all = malloc(bytes), *codes = malloc((size_t)s.n_in * 16), *zeros = malloc(n_numbers);
     uint16_t *scales = malloc(n_numbers * sizeof *scales);
     const struct k_unpacked from = {codes, (uint8_t *)scales, zeros};
+    /* codes of 8 bits are 16 times larger */
+    float half = packing.bits == 8 ? 127.99f : 7.99f, scale = 0.16f / half;
+    float zero = packing.bits == 8 ? 127.99f : 8.49f; /* of 4 bits 0 .. 16, as GPTQ has it */
     const struct k_matrix m = {
         .data = all, .scales = row_scales, .format = *format, .n_out = s.n_out, .n_in = s.n_in};
     void *dev;
 
     for (int row = 0; row < s.n_out; row += 16) {
         for (size_t i = 0; i < (size_t)s.n_in * 16; i++)
-            codes[i] = (uint8_t)((gpu_uniform() + 1.0f) * 7.99f);
+            codes[i] = (uint8_t)((gpu_uniform() + 1.0f) * half);
         for (size_t i = 0; i < n_numbers; i++) {
-            _Float16 half = (_Float16)(0.02f * gpu_uniform());
+            _Float16 narrow = (_Float16)(scale * gpu_uniform());
 
-            scales[i] = gpu_round(0.02f * gpu_uniform());
+            scales[i] = gpu_round(scale * gpu_uniform());
             if (format->scale == K_F16)
-                memcpy(&scales[i], &half, 2);
+                memcpy(&scales[i], &narrow, 2);
             if (packing.is_float) /* exponents of five binades, and some of the smallest */
                 ((uint8_t *)scales)[i] = (uint8_t)((gpu_uniform() + 1.0f) * 19.99f + 200.0f) %
                                          (gpu_uniform() < -0.9f ? 7 : 256);
-            zeros[i] = (uint8_t)((gpu_uniform() + 1.0f) * 8.49f); /* 0 .. 16, as GPTQ has it */
+            zeros[i] = (uint8_t)((gpu_uniform() + 1.0f) * zero);
         }
         k_pack_strip(all + (size_t)(row / 16) * strip_bytes, &packing, &from, 16, s.n_in);
     }
@@ -476,215 +501,278 @@ static void compare_all_many(void)
     }
     compare_many(K_PRODUCT_FLOAT, (struct shape){4096, 4096}, k_format_packed(K_BF16, 128, false),
                  3);
-}
+    /* Bytes by row: shapes of all cuts, of which a kernel differs from e4m3's in few places. */
+    static void compare_all_signed(void)
+    {
+        static const struct shape shapes[] = {{64, 128},   {1040, 512}, {96, 1024},
+                                              {512, 7168}, {6144, 512}, {256, 28672}};
+        static const struct {
+            enum k_product_kind kind;
+            struct shape s;
+        } large[] = {{K_PRODUCT_PLAIN, {36000, 128}},
+                     {K_PRODUCT_FLOAT, {44400, 128}},
+                     {K_PRODUCT_GATED, {28672, 256}},
+                     {K_PRODUCT_RESIDUAL, {4096, 256}},
+                     {K_PRODUCT_RESIDUAL, {20480, 128}}};
 
-/* All arrangements, and shapes whose clusters, warps and passes are cut in all ways. */
-static void compare_all_packed(void)
-{
-    static const struct shape shapes[] = {{32, 128},   {64, 1920},  {544, 640},
-                                          {6144, 512}, {512, 7168}, {10240, 512}};
+        for (int i = 0; i < (int)(4 * sizeof shapes / sizeof shapes[0]); i++)
+            compare_kind((enum k_product_kind)(K_PRODUCT_PLAIN + i % 4), shapes[i / 4], K_INT8,
+                         false, 64, i == 7);
+        for (size_t i = 0; i < sizeof large / sizeof large[0]; i++)
+            compare_kind(large[i].kind, large[i].s, K_INT8, false, 58, false);
+    }
 
-    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+    /* Codes of 8 bits: the smallest and the largest matrix of a tile, several tiles and passes; a scale
+ * for each record, and for less. */
+    static void compare_all_bytes(void)
+    {
+        static const struct shape shapes[] = {{32, 128},   {64, 1920},  {544, 640},
+                                              {6144, 512}, {512, 7168}, {10240, 512}};
+
+        for (int i = 0; i < (int)(4 * sizeof shapes / sizeof shapes[0]); i++)
+            compare_packed((enum k_product_kind)(K_PRODUCT_PLAIN + i % 4), shapes[i / 4],
+                           k_format_int8(i % 3 == 0 ? K_F16 : K_BF16,
+                                         i % 5 == 3   ? 32
+                                         : i % 5 == 4 ? 64
+                                                      : 128,
+                                         i % 7 > 4),
+                           i == 11);
         for (int kind = K_PRODUCT_PLAIN; kind <= K_PRODUCT_RESIDUAL; kind++)
-            compare_packed(kind, shapes[i],
-                           k_format_packed(i % 2 == 0 ? K_BF16 : K_F16, i < 3 ? 128 : 32 << i % 3,
-                                           (kind + (int)i) % 2 == 1),
-                           i == 2 && kind == K_PRODUCT_RESIDUAL);
+            compare_packed(kind, (struct shape){36032, 128},
+                           k_format_int8(K_F16, kind % 2 == 0 ? 128 : 32, kind > 1), false);
+        compare_packed(K_PRODUCT_PLAIN, (struct shape){256, 14336}, k_format_int8(K_F16, 32, true),
+                       false);
+        compare_packed(K_PRODUCT_RESIDUAL, (struct shape){256, 28672},
+                       k_format_int8(K_BF16, 128, false), false);
     }
-    /* several tiles a CTA */
-    for (int kind = K_PRODUCT_PLAIN; kind <= K_PRODUCT_RESIDUAL; kind++)
-        compare_packed(kind, (struct shape){36032, 128}, k_format_packed(K_F16, 64, true), false);
-    for (int i = 0; i < (int)(4 * sizeof shapes / sizeof shapes[0]); i++)
-        compare_packed((enum k_product_kind)(K_PRODUCT_PLAIN + i % 4), shapes[i / 4],
-                       k_format_float4(i % 3 == 0 ? 32 : 16), i == 11);
-    for (int kind = K_PRODUCT_PLAIN; kind <= K_PRODUCT_RESIDUAL; kind++)
-        compare_packed(kind, (struct shape){36032, 128}, k_format_float4(16), false);
-    compare_packed(K_PRODUCT_RESIDUAL, (struct shape){256, 28672}, k_format_float4(16), false);
-    compare_packed(K_PRODUCT_PLAIN, (struct shape){256, 14336}, k_format_float4(32), false);
-    compare_packed(K_PRODUCT_PLAIN, (struct shape){256, 14336}, k_format_packed(K_F16, 128, true),
-                   false);
-    compare_packed(K_PRODUCT_RESIDUAL, (struct shape){256, 28672},
-                   k_format_packed(K_BF16, 128, false), false);
-}
 
-/* A shape that is cut so: blocks of a tile, several tiles a CTA. */
-struct large_case {
-    enum k_product_kind kind;
-    struct shape s;
-    int n_blocks;
-    bool several;
-};
+    /* All arrangements, and shapes whose clusters, warps and passes are cut in all ways. */
+    static void compare_all_packed(void)
+    {
+        static const struct shape shapes[] = {{32, 128},   {64, 1920},  {544, 640},
+                                              {6144, 512}, {512, 7168}, {10240, 512}};
 
-static void compare_large(const struct large_case *l, enum k_type type)
-{
-    const struct k_matrix w = {.format = {.elem = type}, .n_out = l->s.n_out, .n_in = l->s.n_in};
-    struct product_cut c = {0};
-
-    ok(product_cut_of(&c, &w, l->kind, 32, SMS) && (c.n_split == 2 || c.n_blocks == l->n_blocks) &&
-           (c.n_tiles > c.n_groups) == l->several,
-       "%d x %d is cut into tiles of %d blocks", l->s.n_out, l->s.n_in, c.n_blocks);
-    compare_kind(l->kind, l->s, type, false, 58, false);
-}
-
-/* Tiles that two CTAs share. Of 48 rows the middle sixteen are both CTAs'; of two blocks, which
- * tiles of a matrix of odd rows have, the CTAs read each other's sums; the last tile of 3000 or
- * 5000 rows has none for the second CTA; of 25 slabs one CTA may have one stage more. */
-struct shared_case {
-    enum k_product_kind kind;
-    enum k_type type;
-    struct shape s;
-    int rows, n_blocks;
-    bool uneven;
-};
-
-static void compare_shared(const struct shared_case *k)
-{
-    const struct k_matrix w = {.format = {.elem = k->type}, .n_out = k->s.n_out, .n_in = k->s.n_in};
-    struct product_cut c = {0};
-    bool cut = product_cut_of(&c, &w, k->kind, 32, SMS);
-    int less = c.n_slabs / 2, more = c.n_slabs - less;
-
-    ok(cut && c.n_split == 2 && c.rows == k->rows && c.n_blocks == k->n_blocks &&
-           ((less + c.box - 1) / c.box != (more + c.box - 1) / c.box) == k->uneven,
-       "%d x %d is cut into shared tiles of %d rows, %d blocks", k->s.n_out, k->s.n_in, c.rows,
-       c.n_blocks);
-    compare_kind(k->kind, k->s, k->type, false, 58, false);
-}
-
-/* Large matrices, of which copies are late and out of order: the same bits again and again. What
- * they are, compare_kind() says. */
-static void compare_again(enum k_product_kind kind, struct shape s, enum k_type type)
-{
-    enum { TURNS = 24 };
-    static const int rows[] = {3, 8, 16, 25, 32, 48, 64};
-    const struct k_matrix w = {.format = {.elem = type}, .n_out = s.n_out, .n_in = s.n_in};
-    struct run r = {0};
-
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        int n = rows[i], same = 0;
-        size_t bytes;
-        float *first;
-
-        if (!k_multiply_takes(&w, n) || !gpu_has_turn())
-            continue;
-        if (r.w == NULL)
-            run_open(&r, kind, s, type, false, 64);
-        bytes = outputs_of(&r, n) * sizeof(float);
-        first = malloc(bytes);
-        run_device(&r, r.x, n, n);
-        memcpy(first, r.y, bytes);
-        for (int turn = 0; turn < TURNS; turn++) {
-            run_device(&r, r.x, n, n);
-            same += memcmp(first, r.y, bytes) == 0;
+        for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+            for (int kind = K_PRODUCT_PLAIN; kind <= K_PRODUCT_RESIDUAL; kind++)
+                compare_packed(kind, shapes[i],
+                               k_format_packed(i % 2 == 0 ? K_BF16 : K_F16,
+                                               i < 3 ? 128 : 32 << i % 3, (kind + (int)i) % 2 == 1),
+                               i == 2 && kind == K_PRODUCT_RESIDUAL);
         }
-        ok(same == TURNS, "kind %d, %s %d x %d, %d rows: the same bits %d times of %d", (int)kind,
-           type == K_E4M3 ? "e4m3" : "bf16", s.n_out, s.n_in, n, same, TURNS);
-        free(first);
+        /* several tiles a CTA */
+        for (int kind = K_PRODUCT_PLAIN; kind <= K_PRODUCT_RESIDUAL; kind++)
+            compare_packed(kind, (struct shape){36032, 128}, k_format_packed(K_F16, 64, true),
+                           false);
+        for (int i = 0; i < (int)(4 * sizeof shapes / sizeof shapes[0]); i++)
+            compare_packed((enum k_product_kind)(K_PRODUCT_PLAIN + i % 4), shapes[i / 4],
+                           k_format_float4(i % 3 == 0 ? 32 : 16), i == 11);
+        for (int kind = K_PRODUCT_PLAIN; kind <= K_PRODUCT_RESIDUAL; kind++)
+            compare_packed(kind, (struct shape){36032, 128}, k_format_float4(16), false);
+        compare_packed(K_PRODUCT_RESIDUAL, (struct shape){256, 28672}, k_format_float4(16), false);
+        compare_packed(K_PRODUCT_PLAIN, (struct shape){256, 14336}, k_format_float4(32), false);
+        compare_packed(K_PRODUCT_PLAIN, (struct shape){256, 14336},
+                       k_format_packed(K_F16, 128, true), false);
+        compare_packed(K_PRODUCT_RESIDUAL, (struct shape){256, 28672},
+                       k_format_packed(K_BF16, 128, false), false);
     }
-    run_close(&r);
-}
 
-static void compare_embed(int n, int dim, bool is_half)
-{
-    enum { VOCAB = 50 };
-    size_t n_x = (size_t)n * (size_t)dim;
-    float *table = gpu_random((size_t)VOCAB * (size_t)dim, 1.0f);
-    float *norm = gpu_random((size_t)dim, 1.0f);
-    float *x = malloc(n_x * 4), *normed = malloc(n_x * 4), *sums = malloc(n_x / 16 * 4);
-    float *got = malloc(n_x * 4), *got_normed;
-    int32_t ids[8], back[8];
-    void *x_dev = gpu_array(NULL, n_x * 4), *sums_dev = gpu_array(NULL, n_x / 16 * 4);
-    k_bf16 *normed_dev = gpu_array(NULL, n_x * 2);
-
-    for (int i = 0; i < n; i++)
-        ids[i] = i * 13 % VOCAB, back[i] = i % 2 == 0 ? ids[i] : -1 - i;
-    ref_embed_normed(x, normed, sums, table, ids, norm, n, dim);
-    gpu_must(k_embed_normed(x_dev, normed_dev, is_half, sums_dev,
-                            gpu_bf16(table, (size_t)VOCAB * (size_t)dim),
-                            gpu_array(back, sizeof back), gpu_array(ids, sizeof ids),
-                            gpu_bf16(norm, (size_t)dim), n, dim, device_cuda_stream(gpu)));
-    ok(gpu_get(got, x_dev, n_x * 4) && memcmp(got, x, n_x * 4) == 0, "embedding, %d x %d", n, dim);
-    got_normed = is_half ? gpu_half_floats(normed_dev, n_x) : gpu_floats(normed_dev, n_x);
-    gpu_compare(got_normed, normed, n_x, 1e-5, 8e-3, "its normed rows");
-    ok(gpu_get(got, sums_dev, n_x / 16 * 4), "guard bands are whole");
-    gpu_compare(got, sums, n_x / 16, 1e-10, 1e-4, "its squares");
-    free(table), free(norm), free(x), free(normed), free(sums), free(got), free(got_normed);
-}
-
-/* The cases of compare_shared(). */
-static const struct shared_case shared[] = {
-    {K_PRODUCT_PLAIN, K_BF16, {3000, 1600}, 48, 1, false},
-    {K_PRODUCT_FLOAT, K_BF16, {3000, 512}, 48, 1, false},
-    {K_PRODUCT_FLOAT, K_BF16, {2999, 512}, 48, 2, false},
-    {K_PRODUCT_RESIDUAL, K_BF16, {2992, 1600}, 64, 1, true},
-    {K_PRODUCT_PLAIN, K_BF16, {5000, 640}, 80, 2, false},
-    {K_PRODUCT_FLOAT, K_BF16, {5000, 640}, 80, 2, false},
-    {K_PRODUCT_PLAIN, K_E4M3, {3000, 1280}, 48, 1, false},
-    {K_PRODUCT_PLAIN, K_E4M3, {2999, 1280}, 48, 2, false},
-    {K_PRODUCT_FLOAT, K_E4M3, {3000, 3200}, 48, 1, true},
-    {K_PRODUCT_RESIDUAL, K_E4M3, {2992, 1280}, 64, 1, false},
-    {K_PRODUCT_PLAIN, K_E4M3, {5000, 1024}, 80, 2, false},
-    {K_PRODUCT_FLOAT, K_E4M3, {5000, 1024}, 80, 2, false},
-};
-
-/* With an argument, those in records alone; "many": of many rows alone. */
-int main(int argc, char **argv)
-{
-    static const struct shape shapes[] = {{64, 128},    {256, 256},  {1040, 512}, {96, 1024},
-                                          {2048, 2048}, {512, 7168}, {336, 640}};
-
-    /* every end of a tile, of one, two and four blocks, of one and of several tiles a CTA */
-    static const struct large_case large[] = {
-        {K_PRODUCT_PLAIN, {36000, 128}, 1, true},     {K_PRODUCT_FLOAT, {44400, 128}, 1, true},
-        {K_PRODUCT_FLOAT, {15000, 128}, 2, false},    {K_PRODUCT_FLOAT, {70000, 128}, 2, true},
-        {K_PRODUCT_FLOAT, {76040, 128}, 4, true},     {K_PRODUCT_GATED, {28672, 256}, 4, false},
-        {K_PRODUCT_GATED, {57344, 128}, 4, true},     {K_PRODUCT_PLAIN, {10240, 256}, 2, false},
-        {K_PRODUCT_PLAIN, {20480, 128}, 4, false},    {K_PRODUCT_RESIDUAL, {4096, 256}, 1, false},
-        {K_PRODUCT_RESIDUAL, {10240, 256}, 2, false}, {K_PRODUCT_RESIDUAL, {20480, 128}, 4, false},
+    /* A shape that is cut so: blocks of a tile, several tiles a CTA. */
+    struct large_case {
+        enum k_product_kind kind;
+        struct shape s;
+        int n_blocks;
+        bool several;
     };
 
-    gpu_open();
-    if (argc > 1) {
-        if (strcmp(argv[1], "many") != 0)
-            compare_all_packed();
+    static void compare_large(const struct large_case *l, enum k_type type)
+    {
+        const struct k_matrix w = {
+            .format = {.elem = type}, .n_out = l->s.n_out, .n_in = l->s.n_in};
+        struct product_cut c = {0};
+
+        ok(product_cut_of(&c, &w, l->kind, 32, SMS) &&
+               (c.n_split == 2 || c.n_blocks == l->n_blocks) &&
+               (c.n_tiles > c.n_groups) == l->several,
+           "%d x %d is cut into tiles of %d blocks", l->s.n_out, l->s.n_in, c.n_blocks);
+        compare_kind(l->kind, l->s, type, false, 58, false);
+    }
+
+    /* Tiles that two CTAs share. Of 48 rows the middle sixteen are both CTAs'; of two blocks, which
+ * tiles of a matrix of odd rows have, the CTAs read each other's sums; the last tile of 3000 or
+ * 5000 rows has none for the second CTA; of 25 slabs one CTA may have one stage more. */
+    struct shared_case {
+        enum k_product_kind kind;
+        enum k_type type;
+        struct shape s;
+        int rows, n_blocks;
+        bool uneven;
+    };
+
+    static void compare_shared(const struct shared_case *k)
+    {
+        const struct k_matrix w = {
+            .format = {.elem = k->type}, .n_out = k->s.n_out, .n_in = k->s.n_in};
+        struct product_cut c = {0};
+        bool cut = product_cut_of(&c, &w, k->kind, 32, SMS);
+        int less = c.n_slabs / 2, more = c.n_slabs - less;
+
+        ok(cut && c.n_split == 2 && c.rows == k->rows && c.n_blocks == k->n_blocks &&
+               ((less + c.box - 1) / c.box != (more + c.box - 1) / c.box) == k->uneven,
+           "%d x %d is cut into shared tiles of %d rows, %d blocks", k->s.n_out, k->s.n_in, c.rows,
+           c.n_blocks);
+        compare_kind(k->kind, k->s, k->type, false, 58, false);
+    }
+
+    /* Large matrices, of which copies are late and out of order: the same bits again and again. What
+ * they are, compare_kind() says. */
+    static void compare_again(enum k_product_kind kind, struct shape s, enum k_type type)
+    {
+        enum { TURNS = 24 };
+        static const int rows[] = {3, 8, 16, 25, 32, 48, 64};
+        const struct k_matrix w = {.format = {.elem = type}, .n_out = s.n_out, .n_in = s.n_in};
+        struct run r = {0};
+
+        for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+            int n = rows[i], same = 0;
+            size_t bytes;
+            float *first;
+
+            if (!k_multiply_takes(&w, n) || !gpu_has_turn())
+                continue;
+            if (r.w == NULL)
+                run_open(&r, kind, s, type, false, 64);
+            bytes = outputs_of(&r, n) * sizeof(float);
+            first = malloc(bytes);
+            run_device(&r, r.x, n, n);
+            memcpy(first, r.y, bytes);
+            for (int turn = 0; turn < TURNS; turn++) {
+                run_device(&r, r.x, n, n);
+                same += memcmp(first, r.y, bytes) == 0;
+            }
+            ok(same == TURNS, "kind %d, %s %d x %d, %d rows: the same bits %d times of %d",
+               (int)kind, type == K_E4M3 ? "e4m3" : "bf16", s.n_out, s.n_in, n, same, TURNS);
+            free(first);
+        }
+        run_close(&r);
+    }
+
+    static void compare_embed(int n, int dim, bool is_half)
+    {
+        enum { VOCAB = 50 };
+        size_t n_x = (size_t)n * (size_t)dim;
+        float *table = gpu_random((size_t)VOCAB * (size_t)dim, 1.0f);
+        float *norm = gpu_random((size_t)dim, 1.0f);
+        float *x = malloc(n_x * 4), *normed = malloc(n_x * 4), *sums = malloc(n_x / 16 * 4);
+        float *got = malloc(n_x * 4), *got_normed;
+        int32_t ids[8], back[8];
+        void *x_dev = gpu_array(NULL, n_x * 4), *sums_dev = gpu_array(NULL, n_x / 16 * 4);
+        k_bf16 *normed_dev = gpu_array(NULL, n_x * 2);
+
+        for (int i = 0; i < n; i++)
+            ids[i] = i * 13 % VOCAB, back[i] = i % 2 == 0 ? ids[i] : -1 - i;
+        ref_embed_normed(x, normed, sums, table, ids, norm, n, dim);
+        gpu_must(k_embed_normed(x_dev, normed_dev, is_half, sums_dev,
+                                gpu_bf16(table, (size_t)VOCAB * (size_t)dim),
+                                gpu_array(back, sizeof back), gpu_array(ids, sizeof ids),
+                                gpu_bf16(norm, (size_t)dim), n, dim, device_cuda_stream(gpu)));
+        ok(gpu_get(got, x_dev, n_x * 4) && memcmp(got, x, n_x * 4) == 0, "embedding, %d x %d", n,
+           dim);
+        got_normed = is_half ? gpu_half_floats(normed_dev, n_x) : gpu_floats(normed_dev, n_x);
+        gpu_compare(got_normed, normed, n_x, 1e-5, 8e-3, "its normed rows");
+        ok(gpu_get(got, sums_dev, n_x / 16 * 4), "guard bands are whole");
+        gpu_compare(got, sums, n_x / 16, 1e-10, 1e-4, "its squares");
+        free(table), free(norm), free(x), free(normed), free(sums), free(got), free(got_normed);
+    }
+
+    /* The cases of compare_shared(). */
+    static const struct shared_case shared[] = {
+        {K_PRODUCT_PLAIN, K_BF16, {3000, 1600}, 48, 1, false},
+        {K_PRODUCT_FLOAT, K_BF16, {3000, 512}, 48, 1, false},
+        {K_PRODUCT_FLOAT, K_BF16, {2999, 512}, 48, 2, false},
+        {K_PRODUCT_RESIDUAL, K_BF16, {2992, 1600}, 64, 1, true},
+        {K_PRODUCT_PLAIN, K_BF16, {5000, 640}, 80, 2, false},
+        {K_PRODUCT_FLOAT, K_BF16, {5000, 640}, 80, 2, false},
+        {K_PRODUCT_PLAIN, K_E4M3, {3000, 1280}, 48, 1, false},
+        {K_PRODUCT_PLAIN, K_E4M3, {2999, 1280}, 48, 2, false},
+        {K_PRODUCT_FLOAT, K_E4M3, {3000, 3200}, 48, 1, true},
+        {K_PRODUCT_RESIDUAL, K_E4M3, {2992, 1280}, 64, 1, false},
+        {K_PRODUCT_PLAIN, K_E4M3, {5000, 1024}, 80, 2, false},
+        {K_PRODUCT_FLOAT, K_E4M3, {5000, 1024}, 80, 2, false},
+    };
+
+    /* With an argument, those in records alone; "many": of many rows alone. */
+    int main(int argc, char **argv)
+    {
+        static const struct shape shapes[] = {{64, 128},    {256, 256},  {1040, 512}, {96, 1024},
+                                              {2048, 2048}, {512, 7168}, {336, 640}};
+
+        /* every end of a tile, of one, two and four blocks, of one and of several tiles a CTA */
+        static const struct large_case large[] = {
+            {K_PRODUCT_PLAIN, {36000, 128}, 1, true},
+            {K_PRODUCT_FLOAT, {44400, 128}, 1, true},
+            {K_PRODUCT_FLOAT, {15000, 128}, 2, false},
+            {K_PRODUCT_FLOAT, {70000, 128}, 2, true},
+            {K_PRODUCT_FLOAT, {76040, 128}, 4, true},
+            {K_PRODUCT_GATED, {28672, 256}, 4, false},
+            {K_PRODUCT_GATED, {57344, 128}, 4, true},
+            {K_PRODUCT_PLAIN, {10240, 256}, 2, false},
+            {K_PRODUCT_PLAIN, {20480, 128}, 4, false},
+            {K_PRODUCT_RESIDUAL, {4096, 256}, 1, false},
+            {K_PRODUCT_RESIDUAL, {10240, 256}, 2, false},
+            {K_PRODUCT_RESIDUAL, {20480, 128}, 4, false},
+        };
+
+        gpu_open();
+        if (argc > 1) { /* records alone; with "many" or "bytes" those of many rows, or of 8 bits */
+            bool is_many = strcmp(argv[1], "many") == 0, is_bytes = strcmp(argv[1], "bytes") == 0;
+
+            if (!is_many && !is_bytes)
+                compare_all_packed();
+            if (!is_bytes)
+                compare_all_many();
+            if (!is_many) {
+                compare_all_bytes();
+                compare_all_signed();
+            }
+            device_close(gpu);
+            return tap_done();
+        }
+        for (int b = 0; b < 256; b++)
+            e4m3_table[b] = e4m3_value((uint8_t)b);
+        for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+            for (int kind = K_PRODUCT_PLAIN; kind <= K_PRODUCT_RESIDUAL; kind++) {
+                compare_kind(kind, shapes[i], K_BF16, false, 64, i == 1);
+                compare_kind(kind, shapes[i], K_E4M3, i == 1, 64, i == 1);
+            }
+        }
+        compare_kind(K_PRODUCT_FLOAT, (struct shape){1003, 256}, K_BF16, false, 32, false);
+        compare_kind(K_PRODUCT_PLAIN, (struct shape){1002, 1024}, K_E4M3, false, 32, false);
+        for (int kind = K_PRODUCT_PLAIN; kind <= K_PRODUCT_RESIDUAL; kind++) {
+            compare_blocks(kind, (struct shape){64, 128});
+            compare_blocks(kind, (struct shape){2304, 640});
+            compare_blocks(kind, (struct shape){5120, 2176});
+        }
+        compare_all_packed();
         compare_all_many();
+        compare_all_bytes();
+        compare_all_signed();
+        for (size_t i = 0; i < sizeof shared / sizeof shared[0]; i++)
+            compare_shared(&shared[i]);
+        for (int i = 0; i < 2; i++) {
+            enum k_type type = i == 0 ? K_BF16 : K_E4M3;
+
+            compare_kind(K_PRODUCT_PLAIN, (struct shape){6144, 896}, type, false, 17, false);
+            compare_kind(K_PRODUCT_FLOAT, (struct shape){36004, 128}, type, false, 58, false);
+            compare_kind(K_PRODUCT_GATED, (struct shape){36016, 128}, type, false, 32, false);
+            compare_kind(K_PRODUCT_GATED, (struct shape){1006, 256}, type, false, 58, false);
+            for (size_t k = 0; k < sizeof large / sizeof large[0]; k++)
+                compare_large(&large[k], type);
+            compare_again(K_PRODUCT_PLAIN, (struct shape){6144, 4096}, type);
+            compare_again(K_PRODUCT_GATED, (struct shape){28672, 4096}, type);
+            compare_again(K_PRODUCT_RESIDUAL, (struct shape){4096, 14336}, type);
+            compare_again(K_PRODUCT_FLOAT, (struct shape){40000, 2048}, type);
+        }
+        compare_embed(1, 64, false), compare_embed(7, 4096, false), compare_embed(7, 4096, true);
         device_close(gpu);
         return tap_done();
     }
-    for (int b = 0; b < 256; b++)
-        e4m3_table[b] = e4m3_value((uint8_t)b);
-    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
-        for (int kind = K_PRODUCT_PLAIN; kind <= K_PRODUCT_RESIDUAL; kind++) {
-            compare_kind(kind, shapes[i], K_BF16, false, 64, i == 1);
-            compare_kind(kind, shapes[i], K_E4M3, i == 1, 64, i == 1);
-        }
-    }
-    compare_kind(K_PRODUCT_FLOAT, (struct shape){1003, 256}, K_BF16, false, 32, false);
-    compare_kind(K_PRODUCT_PLAIN, (struct shape){1002, 1024}, K_E4M3, false, 32, false);
-    for (int kind = K_PRODUCT_PLAIN; kind <= K_PRODUCT_RESIDUAL; kind++) {
-        compare_blocks(kind, (struct shape){64, 128});
-        compare_blocks(kind, (struct shape){2304, 640});
-        compare_blocks(kind, (struct shape){5120, 2176});
-    }
-    compare_all_packed();
-    compare_all_many();
-    for (size_t i = 0; i < sizeof shared / sizeof shared[0]; i++)
-        compare_shared(&shared[i]);
-    for (int i = 0; i < 2; i++) {
-        enum k_type type = i == 0 ? K_BF16 : K_E4M3;
-
-        compare_kind(K_PRODUCT_PLAIN, (struct shape){6144, 896}, type, false, 17, false);
-        compare_kind(K_PRODUCT_FLOAT, (struct shape){36004, 128}, type, false, 58, false);
-        compare_kind(K_PRODUCT_GATED, (struct shape){36016, 128}, type, false, 32, false);
-        compare_kind(K_PRODUCT_GATED, (struct shape){1006, 256}, type, false, 58, false);
-        for (size_t k = 0; k < sizeof large / sizeof large[0]; k++)
-            compare_large(&large[k], type);
-        compare_again(K_PRODUCT_PLAIN, (struct shape){6144, 4096}, type);
-        compare_again(K_PRODUCT_GATED, (struct shape){28672, 4096}, type);
-        compare_again(K_PRODUCT_RESIDUAL, (struct shape){4096, 14336}, type);
-        compare_again(K_PRODUCT_FLOAT, (struct shape){40000, 2048}, type);
-    }
-    compare_embed(1, 64, false), compare_embed(7, 4096, false), compare_embed(7, 4096, true);
-    device_close(gpu);
-    return tap_done();
-}

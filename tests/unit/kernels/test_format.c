@@ -165,6 +165,34 @@ static const struct {
                    {"IQ4_XS", K_IQ4_XS}};
 
 /* One type of blocks.bin: its blocks begin at an odd address. */
+/* Bytes with a sign: their size, their order in a row, their scales. */
+static void test_bytes(void)
+{
+    enum { ROWS = 3, COLS = 32 };
+    static uint8_t data[ROWS * COLS];
+    const float scales[ROWS] = {0.5f, -2.0f, 0.25f};
+    const struct k_matrix w = {.data = data,
+                               .scales = scales,
+                               .format = k_format_by_row(K_INT8),
+                               .n_out = ROWS,
+                               .n_in = COLS};
+    const struct k_format in_groups = k_format_int8(K_BF16, 128, false);
+    float got[ROWS * COLS];
+    int n_wrong = 0;
+
+    for (int i = 0; i < ROWS * COLS; i++)
+        data[i / COLS * COLS + (int)K_BYTE_AT((size_t)(i % COLS))] = (uint8_t)(i * 5 - 128);
+    ref_dequantise(got, &w, 0, ROWS);
+    for (int i = 0; i < ROWS * COLS; i++)
+        n_wrong += got[i] != (float)(int8_t)(uint8_t)(i * 5 - 128) * scales[i / COLS];
+    is_int(n_wrong, 0, "bytes with a sign");
+    ok(k_format_row_bytes(&w.format, 384) == 384 && !k_format_is_packed(&w.format) &&
+           !k_format_reads_half(&w.format) && k_format_n_scales(&w.format, 5, 384) == 5,
+       "bytes by row take a byte each and a scale a row");
+    ok(k_format_row_bytes(&in_groups, 384) == 3 * (128 + 2) && k_format_is_packed(&in_groups),
+       "records of 8 bits take 130 for 128 columns of a row");
+}
+
 static void check_blocks(FILE *f, const char *name, enum k_type type)
 {
     char title[8] = "";
@@ -210,6 +238,7 @@ static void test_blocks(void)
 
 int main(void)
 {
+    test_bytes();
     test_blocks();
     test_answers();
     test_more();

@@ -118,6 +118,7 @@ static void cut_all(int n_sms, enum k_type type)
 {
     static const int rows[] = {1, 9, 16, 24, 32, 48, 64};
     const struct k_format format = type == K_INT4     ? k_format_packed(K_F16, 32, true)
+                                   : type == K_INT8   ? k_format_int8(K_F16, 32, true)
                                    : type == K_FLOAT4 ? k_format_float4(16)
                                                       : k_format_bare(type);
     bool in_records = k_format_is_packed(&format);
@@ -189,7 +190,7 @@ int main(void)
 
     for (size_t i = 0; i < sizeof sms / sizeof sms[0]; i++)
         cut_all(sms[i], K_BF16), cut_all(sms[i], K_E4M3), cut_all(sms[i], K_INT4),
-            cut_all(sms[i], K_FLOAT4);
+            cut_all(sms[i], K_INT8), cut_all(sms[i], K_FLOAT4);
     for (int n = 8; n <= 32; n *= 2) {
         cut_one(K_BF16, K_PRODUCT_PLAIN, 6144, 4096, n, 48, 1);
         cut_one(K_BF16, K_PRODUCT_RESIDUAL, 4096, 4096, n, n < 32 ? 32 : 64, n < 32 ? 1 : 2);

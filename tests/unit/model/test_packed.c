@@ -73,9 +73,9 @@ static bool convert(float *out, const struct quant_part *p, int first, int n)
 /* A matrix that can be packed: taken apart again, its records give the same weights. */
 static void check_records(const char *name, const struct quant_part *p, const float *expected)
 {
-    /* the others have more bits, an order of their own, or float32 scales */
-    static const char *const packs[] = {"awq",      "awq-gemv", "gptq-4",        "gptq-v2",
-                                        "ct-nvfp4", "ct-mxfp4", "modelopt-nvfp4"};
+    /* the others have other bits, an order of their own, or float32 scales */
+    static const char *const packs[] = {"awq",     "awq-gemv", "gptq-4",   "gptq-8",
+                                        "gptq-v2", "ct-nvfp4", "ct-mxfp4", "modelopt-nvfp4"};
     size_t n = (size_t)p->rows * (size_t)p->cols, n_wrong = 0;
     struct k_format format;
     bool packs_it = quant_packs(&format, p), wanted = false;
@@ -349,6 +349,46 @@ static void test_config(void)
            ERR_UNSUPPORTED, "a transform changes the numbers");
 }
 
+/* Plain numbers as bytes are what quant_round() gives: rows of noise, one of zeros, one with a
+ * single large number, one with none above 0; a part of a row as the whole. */
+static void test_rounded(void)
+{
+    enum { ROWS = 32, COLS = 256, N = ROWS * COLS };
+    static float x[N], rounded[N];
+    static uint8_t codes[N];
+    const struct tensor t = {.dtype = "F32", .data = (const uint8_t *)x, .bytes = sizeof x};
+    const struct quant_part part = {.data = &t, .rows = ROWS, .cols = COLS};
+    double worst = 0.0;
+    int n_other = 0;
+
+    for (int i = 0; i < N; i++) {
+        x[i] = (float)((i * 7919 + i / 13) % 2001 - 1000) / 997.0f;
+        x[i] = i / COLS == 3 ? 0.0f : i / COLS == 5 ? -fabsf(x[i]) : x[i];
+    }
+    x[9 * COLS + 77] = 1000.0f;
+    ok(quant_round(rounded, &t, 0, ROWS, COLS, K_INT8) == ERR_OK, "rows are rounded");
+    for (int row = 0; row < ROWS; row++) {
+        const float *own = x + row * COLS;
+        float scale =
+            quant_bytes(codes + row * COLS, &part, t.data, (struct quant_run){row, 0, 128});
+        float most = 0.0f;
+
+        n_other += scale != quant_bytes(codes + row * COLS + 128, &part, t.data,
+                                        (struct quant_run){row, 128, 128});
+        for (int i = 0; i < COLS; i++)
+            most = fmaxf(most, fabsf(own[i]));
+        for (int i = 0; i < COLS; i++) {
+            float got = (float)(int8_t)codes[(size_t)(row * COLS) + K_BYTE_AT((size_t)i)] * scale;
+
+            n_other += got != rounded[row * COLS + i] || (row == 3 && got != 0.0f);
+            worst = fmax(worst, most > 0.0f ? (double)(fabsf(own[i] - got) / most) : 0.0);
+        }
+    }
+    ok(n_other == 0, "bytes are what quant_round() gives, but for %d", n_other);
+    /* half a step of 127; the scale's own rounding cuts the outermost by 1/512 at most */
+    ok(worst < 0.5 / 127.0 + 1.0 / 512.0, "rounding is within %.2e of a row's largest", worst);
+}
+
 int main(void)
 {
     if (mkdtemp(root) == NULL)
@@ -367,6 +407,7 @@ int main(void)
         checkpoint_close(m.files);
     }
     test_config();
+    test_rounded();
     snprintf(why, sizeof why, "%s/model.safetensors", root);
     (void)unlink(why);
     (void)rmdir(root);
