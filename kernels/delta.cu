@@ -13,6 +13,8 @@
  * norm and the gate.
  *
  * Heads of other sizes than 128 take the same kernels with checks. */
+#include "config.h"
+
 #include "kernels/delta.cuh"
 
 #define ONE_THREADS 512
@@ -20,6 +22,9 @@
 #define ONE_ROWS    (DELTA_DIM / ONE_WARPS) /* of a warp */
 
 #define CONV_WARPS  8
+
+#define RANKS_MAX   4 /* sequences whose heads are divided among blocks */
+#define GATING_MAX  8 /* sequences up to which each block reads its rows of gates */
 
 static_assert(DELTA_DIM == 4 * 32, "four columns or channels of a head per lane");
 static_assert(4 * DELTA_DIM == ONE_THREADS, "a thread convolves one channel, or has a factor");
@@ -390,20 +395,29 @@ static int delta_launch_form(const delta_args &args, k_stream stream)
                     stream, args);
 }
 
-template <state_type type> static int delta_launch_one(const delta_args &args, k_stream stream)
-{
-    if (args.d.shape.by_channel)
-        return delta_launch_form<type, true>(args, stream);
-    return delta_launch_form<type, false>(args, stream);
-}
-
+/* whole: heads of 128, whose matrices lie in groups of four. */
 static int delta_run_one(const delta_args &args, bool whole, k_stream stream)
 {
+    bool by_channel = args.d.shape.by_channel;
+
+    if (delta_sole_takes(&args.d.shape, &args.state)) {
+#if defined(HAVE_SM90) && !defined(gridDim) /* not played */
+        if (args.t.n_seqs <= RANKS_MAX && !k_is_portable())
+            return delta_run_ranks(args, stream);
+#endif
+        return delta_run_sole(args, stream);
+    }
+    if (!by_channel)
+        return delta_launch_form<STATE_EITHER, false>(args, stream);
     if (!whole)
-        return delta_launch_one<STATE_EITHER>(args, stream);
-    if (args.state.is_bf16)
-        return delta_launch_one<STATE_BF16>(args, stream);
-    return delta_launch_one<STATE_FLOAT>(args, stream);
+        return delta_launch_form<STATE_EITHER, true>(args, stream);
+    return args.state.is_bf16 ? delta_launch_form<STATE_BF16, true>(args, stream)
+                              : delta_launch_form<STATE_FLOAT, true>(args, stream);
+}
+
+int k_delta_gates_itself(const struct k_delta_shape *s, const struct k_state *state, int dim, int n)
+{
+    return delta_sole_takes(s, state) && dim % 4 == 0 && n <= GATING_MAX;
 }
 
 /* Every sequence of a step has a token, so as many tokens as sequences are one for each. */
@@ -419,7 +433,9 @@ int k_delta_rule(void *out, bool is_half, const k_bf16 *in, const float *gates,
     bool whole = s->k_dim == DELTA_DIM && s->v_dim == DELTA_DIM && state->page_elems % 4 == 0 &&
                  state->at % 4 == 0 && state->page_elems >= DELTA_DIM;
 
-    if (s->k_dim > DELTA_DIM || s->v_dim > DELTA_DIM)
+    if (s->k_dim > DELTA_DIM || s->v_dim > DELTA_DIM ||
+        (d->gating.w != NULL && (t->n_tokens != t->n_seqs ||
+                                 !k_delta_gates_itself(s, state, d->gating.dim, t->n_seqs))))
         return -1;
     args.z = s->by_channel ? (const k_bf16 *)d->z : in + k_delta_channels(s);
     args.z_pitch = s->by_channel ? k_delta_values(s) : k_delta_row(s);

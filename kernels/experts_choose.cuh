@@ -18,8 +18,9 @@ struct route_args {
     const int32_t *seq, *kv_len; /* NULL: all tokens are real */
     struct k_half_normed norm;   /* sums NULL: x is normed */
     int n, dim, n_own, first;
-    int slice; /* elements of a slice: whole chunks */
-    int high;  /* experts of a tile that are computed, 1 .. TILE: the others are these again */
+    int n_logits; /* of a token: of its experts, then of r.shared_switch */
+    int slice;    /* elements of a slice: whole chunks */
+    int high;     /* experts of a tile that are computed, 1 .. TILE: the others are these again */
 };
 
 /* A number as a key of the same order: NaN is 1, less than all numbers; 0 is free for "taken". */
@@ -181,8 +182,10 @@ static __device__ inline float route_score_of(float logit, enum k_scoring scorin
     return logit;
 }
 
-/* Weights from the scores of the chosen experts; lane s has slot s, whose expert is id. */
-static __device__ inline float route_weigh(float score, int id, const struct k_router &r)
+/* Weights from the scores of the chosen experts; lane s has slot s, whose expert is id. shared: of
+ * shared ones. */
+static __device__ inline float route_weigh(float score, int id, const struct k_router &r,
+                                           float shared)
 {
     bool mine = (int)(threadIdx.x % 32) < r.n_used - r.n_shared;
     float top, sum;
@@ -197,7 +200,7 @@ static __device__ inline float route_weigh(float score, int id, const struct k_r
         score /= fmaxf(sum, r.least);
     score *= r.scale;
     if (!mine)
-        return 1.0f; /* of shared ones */
+        return shared;
     return r.scales != NULL ? score * r.scales[id] : score;
 }
 
@@ -207,7 +210,7 @@ static __device__ inline void route_score(warp_choices<EACH> &w, const route_arg
                                           uint32_t *shared)
 {
     const struct k_router &r = a.r;
-    const float *from = a.m.logits + (size_t)token * r.n_experts;
+    const float *from = a.m.logits + (size_t)token * a.n_logits;
     int lane = threadIdx.x % 32;
     float2 softmax = make_float2(0.0f, 1.0f);
     float bias[EACH], logits[EACH];
@@ -248,8 +251,10 @@ static __device__ int route_choose(const route_args &a, int token, bool is_paddi
     const struct k_router &r = a.r;
     int lane = threadIdx.x % 32, id = -1;
     warp_choices<EACH> w;
-    float score = 0.0f;
+    float score = 0.0f, shared_logit = 0.0f;
 
+    if (r.shared_switch != NULL)
+        shared_logit = __ldcg(a.m.logits + (size_t)token * a.n_logits + r.n_experts);
     route_score<EACH>(w, a, token, shared);
     route_find_best(w);
 #pragma unroll 1
@@ -268,7 +273,8 @@ static __device__ int route_choose(const route_args &a, int token, bool is_paddi
     }
     if (lane >= r.n_used - r.n_shared && lane < r.n_used)
         id = r.n_experts + lane - (r.n_used - r.n_shared);
-    score = route_weigh(score, id, r);
+    score = route_weigh(score, id, r,
+                        r.shared_switch != NULL ? 1.0f / (1.0f + expf(-shared_logit)) : 1.0f);
     if (lane < r.n_used) {
         a.m.routes.ids[(size_t)token * r.n_used + lane] = is_padding ? -1 : id;
         a.m.routes.weights[(size_t)token * r.n_used + lane] = score;

@@ -100,14 +100,20 @@ template <int NT> struct logits_tile {
     const k_bf16 *x[NT];
 };
 
+/* The weights of a logit. */
+static __device__ inline const float *route_row_of(const route_args &a, int logit)
+{
+    return logit < a.r.n_experts ? a.r.w + (size_t)logit * a.dim : a.r.shared_switch;
+}
+
 template <int NT>
 static __device__ inline logits_tile<NT> route_tile_of(const route_args &a, int expert, int token)
 {
-    int g = threadIdx.x % 32 / 4, last = a.r.n_experts - 1;
+    int g = threadIdx.x % 32 / 4, last = a.n_logits - 1;
     logits_tile<NT> t;
 
-    t.low = a.r.w + (size_t)min(expert + g % a.high, last) * a.dim;
-    t.high = a.r.w + (size_t)min(expert + (g + 8) % a.high, last) * a.dim;
+    t.low = route_row_of(a, min(expert + g % a.high, last));
+    t.high = route_row_of(a, min(expert + (g + 8) % a.high, last));
 #pragma unroll
     for (int i = 0; i < NT; i++)
         t.x[i] = a.x + (size_t)min(token + i * 8 + g, a.n - 1) * a.dim;
@@ -225,9 +231,11 @@ static __device__ inline void route_end_slice(float (&acc)[1][4], slice_ahead &s
 static __device__ inline void route_store_logit(const route_args &a, int token, int expert,
                                                 float sum, float factor)
 {
-    if (token < a.n && expert < a.r.n_experts)
-        a.m.logits[(size_t)token * a.r.n_experts + expert] =
-            sum * factor + (a.r.logit_bias != NULL ? a.r.logit_bias[expert] : 0.0f);
+    bool has_bias = a.r.logit_bias != NULL && expert < a.r.n_experts;
+
+    if (token < a.n && expert < a.n_logits)
+        a.m.logits[(size_t)token * a.n_logits + expert] =
+            sum * factor + (has_bias ? a.r.logit_bias[expert] : 0.0f);
 }
 
 /* 1 / root of the mean square of a token, by a warp; 1 if x is normed. */
@@ -498,7 +506,7 @@ static __global__ void __launch_bounds__(THREADS) logits_kernel(route_args a, in
     int token = (blockIdx.y * (WARPS / n_tiles) + warp / n_tiles) * TOKENS_WIDE;
     float sum[NT][4] = {};
 
-    if (expert >= a.r.n_experts || token >= a.n)
+    if (expert >= a.n_logits || token >= a.n)
         return;
     const logits_tile<NT> t = route_tile_of<NT>(a, expert, token);
 #pragma unroll 1
@@ -664,13 +672,13 @@ static int route_few(route_args &a, k_stream stream)
     if (route_allow_shared(route_kernel, words * sizeof(uint32_t)) != 0)
         return -1;
     return experts_launch_early(
-        route_kernel, dim3((a.r.n_experts + a.high - 1) / a.high, (a.n + WARPS - 1) / WARPS),
+        route_kernel, dim3((a.n_logits + a.high - 1) / a.high, (a.n + WARPS - 1) / WARPS),
         FEW_THREADS, words * sizeof(uint32_t), stream, a);
 }
 
 static int route_launch_logits(const route_args &a, k_stream stream)
 {
-    int tiles = (a.r.n_experts + TILE - 1) / TILE, together = 1, tokens;
+    int tiles = (a.n_logits + TILE - 1) / TILE, together = 1, tokens;
 
     if (a.n <= SLICED_MAX)
         return K_LAUNCH(sliced_logits_kernel, dim3(tiles, (a.n + 7) / 8), FEW_THREADS, 0, stream,
@@ -711,6 +719,7 @@ int k_route(const struct k_mixing *m, const k_bf16 *x, const struct k_half_norme
 
     if (r->n_experts > K_EXPERTS_MAX || r->n_used > K_EXPERTS_USED_MAX || r->n_used < 1 ||
         r->n_groups > K_EXPERT_GROUPS_MAX || r->group_best > 2 || n < 1 ||
+        (r->shared_switch != NULL && r->n_shared != 1) ||
         (norm != NULL && n > K_MIXING_FEW))
         return -1;
     a.m = *m;
@@ -724,6 +733,7 @@ int k_route(const struct k_mixing *m, const k_bf16 *x, const struct k_half_norme
     }
     a.n = n;
     a.dim = dim;
+    a.n_logits = r->n_experts + (r->shared_switch != NULL);
     a.slice = (dim + SLICES * CHUNK - 1) / (SLICES * CHUNK) * CHUNK;
     a.high = TILE;
     a.n_own = e->n;

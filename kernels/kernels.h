@@ -426,6 +426,8 @@ struct k_router {
     const float *bias;       /* float32 [n_experts] or NULL */
     const float *logit_bias; /* float32 [n_experts] or NULL: part of the logits */
     const float *scales;     /* float32 [n_experts] or NULL: of the weights */
+    const float *shared_switch; /* float32 [dim] or NULL: shared slots have the weight sigmoid(x *
+                                 * shared_switch), n_shared is 1 */
     int n_experts, n_used;
     int n_shared; /* of the n_used slots; these lead to experts n_experts .., with weight 1 */
     int n_groups, n_groups_used, group_best; /* n_groups 1: no groups */
@@ -448,7 +450,7 @@ struct k_routes {
     float *weights; /* float32 [n][n_used] */
 };
 
-/* The choices for n tokens whose logits are known, and for n tokens. */
+/* The choices for n tokens whose logits are known (without shared_switch), and for n tokens. */
 void ref_choose(const struct k_routes *out, const float *logits, const struct k_router *r, int n);
 void ref_route(const struct k_routes *out, const float *x, const struct k_router *r, int n,
                int dim);

@@ -27,7 +27,7 @@ struct k_mixing_sizes {
 struct k_mixing {
     struct k_routes routes;
     struct k_sorted sorted;
-    float *logits;    /* float32 [n_tokens][n_choices] */
+    float *logits;    /* float32 [n_tokens][n_choices + 1] */
     int32_t *touched; /* int32 [1 + n_experts]: the number of experts with routes, and which */
     int32_t *chunks;  /* int32 [ceil(routes / K_MIXING_CHUNK)][n_experts]: counts, then places */
     int32_t *tiles;   /* int32 [1 + 2 * tiles]: number of tiles; expert and first place of each */

@@ -33,6 +33,19 @@ static void tf32_copy_four(float *to, const float *from)
     memcpy(to, from, 4 * sizeof *to);
 }
 
+static void tf32_copy_two(void *to, const void *from)
+{
+    memcpy(to, from, 8);
+}
+
+static void tf32_end_group(void)
+{
+}
+
+template <int n> static void tf32_wait_groups(void)
+{
+}
+
 static void tf32_wait_copies(void)
 {
 }
@@ -60,7 +73,9 @@ static void play_store(void *to, size_t at, float x, bool is_half)
 /* Of a block, whichever kernel it runs. */
 alignas(16) float delta_memory[32 * 1024];
 
+#define __grid_constant__
 #include "kernels/delta.cu"
+#include "kernels/delta_one.cu"
 #undef THREADS
 #undef COLUMNS
 #include "kernels/delta_channel.cu"
