@@ -9,7 +9,8 @@
  * the others go on. */
 #include "kernels/delta_one.cuh"
 
-#define STAGES 3
+#define STAGES    3
+#define SEQS_MANY 32 /* from which on a block has all value heads of a key head */
 
 /* Norm and gate of a head whose o is complete, by a warp. */
 template <state_type type>
@@ -90,10 +91,9 @@ static __global__ void __launch_bounds__(SOLE_THREADS, 4)
 /* Value heads of a block: with few sequences one, so that there are blocks for all. */
 static int delta_sole_heads(const delta_args &a)
 {
-    const struct k_delta_shape &s = a.d.shape;
-    int turn = s.n_v_heads / s.n_k_heads;
+    int turn = a.d.shape.n_v_heads / a.d.shape.n_k_heads;
 
-    return turn <= SOLE_HEADS && a.t.n_seqs * s.n_k_heads >= 512 ? turn : 1;
+    return turn <= SOLE_HEADS && a.t.n_seqs >= SEQS_MANY ? turn : 1;
 }
 
 template <state_type type> static int delta_sole_launch(const delta_args &a, k_stream stream)

@@ -78,6 +78,18 @@ void layers_gate_by(struct device *d, struct device_rows *out, const void *in,
     cuda_quantise(d, out, n, to);
 }
 
+/* The gates of attention. */
+void layers_shut(struct device *d, void *x, const void *gate, int width, int n,
+                 const struct k_matrix *to)
+{
+    struct cuda *gpu = cuda_of(d);
+
+    cuda_keep(gpu,
+              k_shut(x, to != NULL && k_format_reads_half(&to->format), gate,
+                     (size_t)n * (size_t)width, gpu->stream),
+              "shut");
+}
+
 /* Negative ids as in cuda_embed(). */
 void layers_layer_embeds(struct device *d, void *x, const struct k_layer_embeds *e)
 {
@@ -169,6 +181,15 @@ void layers_soften(struct device *d, float *logits, const struct k_softening *ho
     struct cuda *gpu = cuda_of(d);
 
     cuda_keep(gpu, k_soften(logits, how, n, d->limits.n_vocab, gpu->stream), "soften");
+}
+
+/* Each sequence has one token, and nothing else is added to the products. */
+bool layers_delta_gates_itself(struct device *d, const struct k_delta_shape *s,
+                               const struct k_state *state, const struct k_matrix *gates)
+{
+    return !cuda_of(d)->has_chunks && gates->adapters == NULL &&
+           k_format_is_plain(&gates->format) &&
+           k_delta_gates_itself(s, state, gates->n_in, d->step_tokens);
 }
 
 /* One kernel where every sequence has one token; the step's other forms need d->rows. */

@@ -73,7 +73,6 @@ static void play_store(void *to, size_t at, float x, bool is_half)
 /* Of a block, whichever kernel it runs. */
 alignas(16) float delta_memory[32 * 1024];
 
-#define __grid_constant__
 #include "kernels/delta.cu"
 #include "kernels/delta_one.cu"
 #undef THREADS

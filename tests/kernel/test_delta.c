@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The gated delta rule against its reference: factors of heads and of channels, sizes of heads,
- * taps, states across pages, chunks and decodes, padding sequences; and gates of attention. Results
- * are rounded to bfloat16 once; states are float32 or bfloat16. */
+ * taps, states across pages, chunks and decodes, padding sequences, gates as products of a residual;
+ * and gates of attention. Results are rounded to bfloat16 once; states are float32 or bfloat16. */
 #include "kernels/delta.h"
 #include "tests/kernel/gpu.h"
 
-#define SEQS    5
+#define SEQS    33
 #define TOKENS  150
 #define COLUMNS 40 /* of a row of the table */
+#define DIM     592 /* of a residual */
 
 static const struct {
     struct k_delta_shape shape;
@@ -20,12 +21,29 @@ static const struct {
               {{3, 3, 33, 70, 3, true}, 1001, 5},    {{6, 6, 128, 128, 4, true}, 16384, 0},
               {{2, 2, 128, 128, 4, true}, 4100, 8},  {{4, 4, 64, 128, 2, true}, 8192, 4}};
 
-/* A padding sequence, one that begins, decodes, chunks. */
-static const struct {
+/* A padding sequence, one that begins, decodes, chunks. Without starts there are decodes alone. */
+static struct {
+    int n_seqs;
     int32_t starts[SEQS + 1], lens[SEQS];
-} steps[] = {{{0, 1, 8, 9, 10, 43}, {0, 7, 1, 90, 60}},
-             {{0, 1, 2, 3, 4, 5}, {0, 1, 2, 3, 90}},
-             {{0, 70, 72, 135, 148, 150}, {70, 3, 64, 1000, 2}}};
+} steps[] = {{5, {0, 1, 8, 9, 10, 43}, {0, 7, 1, 90, 60}},
+             {5, {0, 1, 2, 3, 4, 5}, {0, 1, 2, 3, 90}},
+             {5, {0, 70, 72, 135, 148, 150}, {70, 3, 64, 1000, 2}},
+             {4, {0, 1, 2, 3, 4}, {0, 1, 2, 90}},
+             {1, {0, 1}, {7}},
+             {3, {0, 1, 2, 9}, {50, 1, 60}},
+             {33, {0}, {0}}};
+
+static void fill_steps(void)
+{
+    for (size_t k = 0; k < sizeof steps / sizeof steps[0]; k++) {
+        if (steps[k].starts[1] > 0)
+            continue;
+        for (int s = 0; s < steps[k].n_seqs; s++) {
+            steps[k].starts[s + 1] = s + 1;
+            steps[k].lens[s] = s * 7 % 90;
+        }
+    }
+}
 
 /* What guard bytes are as numbers of a result. */
 static float unwritten(bool is_half)
@@ -41,7 +59,7 @@ static float unwritten(bool is_half)
 struct delta_case {
     int n_tokens, row;
     size_t state_size;
-    float *in, *gates, *a, *z, *pages, *numbers, *want;
+    float *in, *gates, *a, *z, *pages, *numbers, *want, *x, *rows;
     struct k_delta host, dev;
     struct k_state host_state, dev_state;
     struct k_tokens t, dt;
@@ -91,11 +109,47 @@ static void make_apart(struct delta_case *c, const struct k_delta_shape *s)
     c->host.z = c->z;
 }
 
+/* Gates as products: those of the reference are found here. */
+static void make_gating(struct delta_case *c, const struct k_delta_shape *s)
+{
+    int n_gates = k_delta_gates(s), n_sums = DIM / 16;
+    size_t n_x = (size_t)(c->n_tokens * DIM), n_rows = (size_t)((n_gates + 1) * DIM);
+    float *x = c->x = gpu_random(n_x, 3.0f), *rows = c->rows = gpu_random(n_rows, 0.2f);
+    const float *norm = rows + n_gates * DIM;
+    float *sums = calloc((size_t)(c->n_tokens * n_sums), sizeof *sums);
+
+    for (int t = 0; t < c->n_tokens; t++) {
+        double square = 0.0;
+
+        for (int i = 0; i < DIM; i++) {
+            sums[t * n_sums + i / 16] += x[t * DIM + i] * x[t * DIM + i];
+            square += (double)x[t * DIM + i] * (double)x[t * DIM + i];
+        }
+        for (int g = 0; g < n_gates; g++) {
+            double sum = 0.0;
+
+            for (int i = 0; i < DIM; i++)
+                sum += (double)x[t * DIM + i] * (double)norm[i] * (double)rows[g * DIM + i];
+            c->gates[t * n_gates + g] = (float)(sum / sqrt(square / DIM + 1e-5));
+        }
+    }
+    c->dev.gating = (struct k_delta_gating){
+        .w = gpu_bf16(rows, (size_t)(n_gates * DIM)),
+        .x = gpu_array(x, n_x * sizeof *x),
+        .norm = gpu_bf16(norm, DIM),
+        .sums = gpu_array(sums, (size_t)(c->n_tokens * n_sums) * sizeof *sums),
+        .dim = DIM,
+        .n_sums = n_sums,
+        .eps = 1e-5f};
+    free(sums);
+}
+
 static void make_tokens(struct delta_case *c, int step)
 {
     const int32_t *starts = steps[step].starts, *lens = steps[step].lens;
+    int n_seqs = steps[step].n_seqs;
 
-    for (int s = 0; s < SEQS; s++) {
+    for (int s = 0; s < n_seqs; s++) {
         for (int i = starts[s]; i < starts[s + 1]; i++) {
             c->seq[i] = s;
             c->pos[i] = lens[s] == 0 ? 0 : lens[s] - starts[s + 1] + i;
@@ -108,8 +162,8 @@ static void make_tokens(struct delta_case *c, int step)
                              .seq_start = starts,
                              .kv_len = lens,
                              .page_ids = c->table,
-                             .n_tokens = starts[SEQS],
-                             .n_seqs = SEQS,
+                             .n_tokens = starts[n_seqs],
+                             .n_seqs = n_seqs,
                              .pages_max = COLUMNS};
     c->dt = c->t;
     c->dt.seq = gpu_array(c->seq, sizeof c->seq);
@@ -119,7 +173,7 @@ static void make_tokens(struct delta_case *c, int step)
     c->dt.page_ids = gpu_array(c->table, sizeof c->table);
 }
 
-static void check_delta(int i, int step, bool is_bf16)
+static void check_delta(int i, int step, bool is_bf16, bool gates_itself)
 {
     const struct k_delta_shape *s = &shapes[i].shape;
     struct delta_case *c = calloc(1, sizeof *c);
@@ -128,7 +182,7 @@ static void check_delta(int i, int step, bool is_bf16)
     k_bf16 *out, *din;
     bool is_half = k_delta_values(s) % 16 == 0 && i % 2 == 1;
 
-    c->n_tokens = steps[step].starts[SEQS];
+    c->n_tokens = steps[step].starts[steps[step].n_seqs];
     c->row = k_delta_row(s);
     n_out = (size_t)(c->n_tokens * k_delta_values(s));
     n_gates = (size_t)(c->n_tokens * k_delta_gates(s));
@@ -138,6 +192,8 @@ static void check_delta(int i, int step, bool is_bf16)
     make_apart(c, s);
     c->in = gpu_random((size_t)(c->n_tokens * c->row), 2.0f);
     c->gates = gpu_random(n_gates, 2.0f);
+    if (gates_itself)
+        make_gating(c, s);
     c->pages = gpu_random(c->state_size, 1.0f);
     c->want = malloc(n_out * sizeof *c->want);
     after = malloc(c->state_size * sizeof *after);
@@ -150,11 +206,11 @@ static void check_delta(int i, int step, bool is_bf16)
     c->dev_state = c->host_state;
     c->dev_state.pages = gpu_array(c->pages, c->state_size * sizeof(float));
     din = gpu_bf16(c->in, (size_t)(c->n_tokens * c->row));
-    dgates = gpu_array(c->gates, n_gates * sizeof *dgates);
+    dgates = gates_itself ? NULL : gpu_array(c->gates, n_gates * sizeof *dgates);
     out = gpu_array(NULL, n_out * 2);
     for (size_t k = 0; k < n_out; k++)
         c->want[k] = unwritten(is_half);
-    for (int seq = 0; seq < SEQS; seq++) {
+    for (int seq = 0; seq < c->t.n_seqs; seq++) {
         for (int head = 0; head < s->n_k_heads; head++)
             ref_delta_rule(c->want, c->in, c->gates, &c->host, &c->host_state, &c->t, seq, head);
     }
@@ -166,9 +222,9 @@ static void check_delta(int i, int step, bool is_bf16)
     if (is_bf16) /* numbers that differ by little may be rounded to neighbours */
         gpu_compare_rounded((const k_bf16 *)after, (const k_bf16 *)c->pages, c->state_size);
     else
-        gpu_compare(after, c->pages, c->state_size, c->n_tokens == SEQS ? 1e-9 : 1e-6,
-                    c->n_tokens == SEQS ? 1e-4 : 2e-3, "states");
-    free(c->a), free(c->z), free(c->in), free(c->gates), free(c->pages), free(c->numbers),
+        gpu_compare(after, c->pages, c->state_size, c->n_tokens == c->t.n_seqs ? 1e-9 : 1e-6,
+                    c->n_tokens == c->t.n_seqs ? 1e-4 : 2e-3, "states");
+    free(c->a), free(c->z), free(c->x), free(c->rows), free(c->in), free(c->gates), free(c->pages), free(c->numbers),
         free(c->want);
     free(after), free(got), free(c);
 }
@@ -185,16 +241,28 @@ static void check_shut(size_t n, bool is_half)
     free(x), free(gate), free(got);
 }
 
+/* A case, with states in both types; gates as products where they can be. */
+static void check_case(int i, int step)
+{
+    const struct k_state state = {.page_elems = shapes[i].page_elems, .at = shapes[i].at};
+    int n = steps[step].n_seqs;
+
+    for (int is_bf16 = 0; is_bf16 < 2; is_bf16++) {
+        if (gpu_has_turn())
+            check_delta(i, step, is_bf16 != 0, false);
+        if (steps[step].starts[n] == n &&
+            k_delta_gates_itself(&shapes[i].shape, &state, DIM, n) != 0 && gpu_has_turn())
+            check_delta(i, step, is_bf16 != 0, true);
+    }
+}
+
 int main(void)
 {
     gpu_open();
+    fill_steps();
     for (size_t step = 0; step < sizeof steps / sizeof steps[0]; step++) {
-        for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
-            if (gpu_has_turn())
-                check_delta((int)i, (int)step, false);
-            if (gpu_has_turn())
-                check_delta((int)i, (int)step, true);
-        }
+        for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
+            check_case((int)i, (int)step);
     }
     check_shut(5, false);
     check_shut(16 * 4096, false);

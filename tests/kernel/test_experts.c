@@ -349,9 +349,12 @@ static void check_router(struct run *r)
                 {"softmax of the chosen", K_SCORE_TOP, false, false, 1, 1, 1},
                 {"mixer", K_SCORE_MIXER, false, false, 1, 1, 1},
                 {"sigmoid, and a shared one", K_SCORE_SIGMOID, true, true, 1, 1, 1},
-                {"softmax of the chosen, and a shared one", K_SCORE_TOP, false, false, 1, 1, 1}};
+                {"softmax of the chosen, and a shared one", K_SCORE_TOP, false, false, 1, 1, 1},
+                {"softmax, and a shared one with a switch", K_SCORE_SOFTMAX, false, true, 1, 1, 1}};
     float *bias = gpu_random((size_t)r->s.n_experts, 0.3f);
     float *dev_bias = gpu_array(bias, (size_t)r->s.n_experts * sizeof *bias);
+    float *switches = gpu_random((size_t)r->s.dim, 0.3f);
+    float *dev_switches = gpu_array(switches, (size_t)r->s.dim * sizeof *switches);
 
     for (size_t i = 0; i < sizeof ways / sizeof ways[0]; i++) {
         struct k_router *both[] = {&r->router, &r->dev_router};
@@ -373,15 +376,20 @@ static void check_router(struct run *r)
         r->router.logit_bias = ways[i].scoring == K_SCORE_TOP ? bias : NULL;
         r->dev_router.logit_bias = ways[i].scoring == K_SCORE_TOP ? dev_bias : NULL;
         share_last(r, strstr(ways[i].name, "shared") != NULL);
+        if (strstr(ways[i].name, "switch") != NULL) {
+            r->router.shared_switch = switches;
+            r->dev_router.shared_switch = dev_switches;
+        }
         for (size_t k = 0; k < sizeof numbers / sizeof numbers[0]; k++) {
             if (numbers[k] <= r->n_max)
                 check_routes(r, NULL, NULL, numbers[k], ways[i].name);
         }
         share_last(r, false);
+        r->router.shared_switch = r->dev_router.shared_switch = NULL;
     }
     r->router.logit_bias = r->dev_router.logit_bias = NULL;
     r->router.scales = r->dev_router.scales = NULL;
-    free(bias);
+    free(bias), free(switches);
 }
 
 /* Tokens of sequences without keys are padding. */

@@ -2,8 +2,9 @@
  *
  * Goal: the gated delta rule as the GPU does it, without one. Method: its kernels played on the
  * host (play_portable.h) against the reference, results and states: heads of 128, which are fetched
- * in groups of four, and odd ones; decodes of both forms, chunks of the form by channel, a sequence
- * that begins, a padding one; states in float32, and in bfloat16. Results are rounded to bfloat16
+ * in groups of four, and odd ones; decodes of both forms, few and many, chunks of the form by
+ * channel, a sequence that begins, a padding one; states in float32, and in bfloat16; gates that are
+ * given, and as products of a residual. Results are rounded to bfloat16
  * once. */
 #include <math.h>
 #include <stdlib.h>
@@ -14,9 +15,11 @@
 #include "tests/tap.h"
 
 #define N_SEQS    4
+#define N_MANY    32
+#define DIM       44 /* of a residual */
 #define TOKENS    60
 #define PAGES_MAX 40
-#define N_PAGES   (N_SEQS * PAGES_MAX)
+#define N_PAGES   (N_MANY * PAGES_MAX)
 #define PAGE      2048 /* elements; of whole heads 4096 */
 
 static const struct k_delta_shape shapes[] = {{1, 2, 128, 128, 4, false},
@@ -26,10 +29,11 @@ static const struct k_delta_shape shapes[] = {{1, 2, 128, 128, 4, false},
                                               {3, 3, 20, 20, 2, true}};
 
 /* A padding sequence, one that begins, one that goes on, a decode. */
+enum step { DECODES, CHUNKS, MANY };
 static const int32_t steps[][N_SEQS + 1] = {{0, 1, 2, 3, 4}, {0, 1, 38, 59, TOKENS}};
 static const int32_t lens[N_SEQS] = {0, 37, 90, 500};
 
-static int32_t table[N_SEQS * PAGES_MAX], seqs[TOKENS], positions[TOKENS];
+static int32_t table[N_PAGES], seqs[TOKENS], positions[TOKENS], many[N_MANY + 1];
 
 /* Random numbers that bfloat16 has. */
 static float *draw(size_t n, float by)
@@ -53,19 +57,21 @@ static k_bf16 *narrowed(const float *f, size_t n)
 
 /* Numbers of a case, as the reference and the kernels read them. */
 struct delta_case {
-    float *taps, *a_log, *bias, *norm, *in, *gates, *a, *z, *pages, *want;
-    k_bf16 *norm_low, *in_low, *z_low;
+    float *taps, *a_log, *bias, *norm, *in, *gates, *a, *z, *pages, *want, *x, *rows, *sums;
+    k_bf16 *norm_low, *in_low, *z_low, *rows_low;
     void *pages_played;
     size_t n_out;
 };
 
-static struct k_tokens make_tokens(int step, int32_t *len)
+static struct k_tokens make_tokens(enum step step, int32_t *len)
 {
-    const int32_t *starts = steps[step];
+    const int32_t *starts = step == MANY ? many : steps[step];
+    int n_seqs = step == MANY ? N_MANY : N_SEQS;
 
-    for (int s = 0; s < N_SEQS; s++) {
-        len[s] = lens[s];
-        if (step == 0 && s == 1)
+    for (int s = 0; s < n_seqs; s++) {
+        many[s + 1] = s + 1;
+        len[s] = step == MANY ? s * 11 % 17 : lens[s];
+        if (step != CHUNKS && s == 1)
             len[s] = 1; /* it begins */
         for (int i = starts[s]; i < starts[s + 1]; i++) {
             seqs[i] = s;
@@ -79,8 +85,8 @@ static struct k_tokens make_tokens(int step, int32_t *len)
                              .seq_start = starts,
                              .kv_len = len,
                              .page_ids = table,
-                             .n_tokens = starts[N_SEQS],
-                             .n_seqs = N_SEQS,
+                             .n_tokens = starts[n_seqs],
+                             .n_seqs = n_seqs,
                              .pages_max = PAGES_MAX};
 }
 
@@ -116,6 +122,37 @@ static struct k_delta make_case(struct delta_case *c, const struct k_delta_shape
                             .z = c->z};
 }
 
+/* Gates as products: those of the reference are found here. */
+static struct k_delta_gating make_gating(struct delta_case *c, const struct k_delta_shape *s,
+                                         int n_tokens)
+{
+    int n_gates = k_delta_gates(s);
+
+    c->x = draw((size_t)(n_tokens * DIM), 3.0f);
+    c->rows = draw((size_t)((n_gates + 1) * DIM), 0.5f);
+    c->rows_low = narrowed(c->rows, (size_t)((n_gates + 1) * DIM));
+    c->sums = calloc((size_t)n_tokens, sizeof *c->sums);
+    for (int t = 0; t < n_tokens; t++) {
+        for (int i = 0; i < DIM; i++)
+            c->sums[t] += c->x[t * DIM + i] * c->x[t * DIM + i];
+        for (int g = 0; g < n_gates; g++) {
+            double sum = 0.0;
+
+            for (int i = 0; i < DIM; i++)
+                sum += (double)c->x[t * DIM + i] * (double)c->rows[n_gates * DIM + i] *
+                       (double)c->rows[g * DIM + i];
+            c->gates[t * n_gates + g] = (float)(sum / sqrt((double)c->sums[t] / DIM + 1e-5));
+        }
+    }
+    return (struct k_delta_gating){.w = c->rows_low,
+                                   .x = c->x,
+                                   .norm = c->rows_low + n_gates * DIM,
+                                   .sums = c->sums,
+                                   .dim = DIM,
+                                   .n_sums = 1,
+                                   .eps = 1e-5f};
+}
+
 /* Results of tokens that are no padding. */
 static void compare_results(const struct delta_case *c, const k_bf16 *got, size_t skip)
 {
@@ -144,12 +181,12 @@ static void compare_states(const struct delta_case *c, size_t n, bool is_bf16)
     ok(worst < (is_bf16 ? 8.1e-3 : 1e-4), "states: within %.1e", worst);
 }
 
-static void check(const struct k_delta_shape *s, int step, bool is_bf16)
+static void check(const struct k_delta_shape *s, enum step step, bool is_bf16, bool gates_itself)
 {
     size_t page = s->k_dim == 128 ? 2 * PAGE : PAGE, n_pages = N_PAGES * page;
     struct delta_case c = {0};
     struct k_state state = {.page_elems = page, .at = 8, .is_bf16 = is_bf16};
-    int32_t len[N_SEQS];
+    int32_t len[N_MANY];
     struct played_delta p = {.t = make_tokens(step, len)};
     const struct k_delta d = make_case(&c, s, p.t.n_tokens, n_pages);
 
@@ -162,38 +199,45 @@ static void check(const struct k_delta_shape *s, int step, bool is_bf16)
     c.pages_played = aligned_alloc(64, n_pages * (is_bf16 ? 2 : 4));
     memcpy(c.pages_played, c.pages, n_pages * (is_bf16 ? 2 : 4));
     p.d = d;
+    if (gates_itself)
+        p.d.gating = make_gating(&c, s, p.t.n_tokens);
     p.d.norm = c.norm_low;
     p.d.z = c.z_low;
     p.d.rows = aligned_alloc(64, ((size_t)p.t.n_tokens * k_delta_work(s) * 4 + 63) / 64 * 64);
     p.in = c.in_low;
-    p.gates = c.gates;
+    p.gates = gates_itself ? NULL : c.gates;
     p.out = calloc(c.n_out, sizeof *p.out);
     p.state = state;
     p.state.pages = c.pages_played;
     state.pages = c.pages;
-    for (int seq = 0; seq < N_SEQS; seq++) {
+    for (int seq = 0; seq < p.t.n_seqs; seq++) {
         for (int head = 0; head < s->n_k_heads; head++)
             ref_delta_rule(c.want, c.in, c.gates, &d, &state, &p.t, seq, head);
     }
-    printf("# %d of %d heads of %d and %d, %s, %d tokens, states in %s\n", s->n_k_heads,
+    printf("# %d of %d heads of %d and %d, %s, %d tokens, states in %s%s\n", s->n_k_heads,
            s->n_v_heads, s->k_dim, s->v_dim, s->by_channel ? "by channel" : "by head", p.t.n_tokens,
-           is_bf16 ? "bfloat16" : "float32");
+           is_bf16 ? "bfloat16" : "float32", gates_itself ? ", gates as products" : "");
     ok(played_delta(&p) == 0, "no lane waits in vain");
     compare_results(&c, p.out, (size_t)k_delta_values(s));
     compare_states(&c, n_pages, is_bf16);
     free(c.taps), free(c.a_log), free(c.bias), free(c.norm), free(c.in), free(c.gates), free(c.a);
     free(c.z), free(c.pages), free(c.want), free(c.norm_low), free(c.in_low), free(c.z_low);
     free(c.pages_played), free(p.d.rows), free(p.out);
+    free(c.x), free(c.rows), free(c.sums), free(c.rows_low);
 }
 
 int main(void)
 {
     values_seed = tap_seed(1);
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
-        for (int step = 0; step < (shapes[i].by_channel ? 2 : 1); step++) {
-            check(&shapes[i], step, false);
-            check(&shapes[i], step, true);
+        for (int step = DECODES; step <= (shapes[i].by_channel ? CHUNKS : DECODES); step++) {
+            check(&shapes[i], (enum step)step, false, false);
+            check(&shapes[i], (enum step)step, true, false);
         }
     }
+    check(&shapes[0], MANY, false, false);
+    check(&shapes[0], MANY, true, false);
+    check(&shapes[0], DECODES, false, true);
+    check(&shapes[0], DECODES, true, true);
     return tap_done();
 }
