@@ -732,6 +732,7 @@ int k_attn_decode_sm90(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv,
     args.blocks = decode_blocks(kv->head_dim, args.group);
     args.width = k_qkv_heads(kv, n_heads) * kv->head_dim;
     args.is_half = plan->out_is_half;
+    args.gates = plan->gates;
     args.scale = scale * LOG2_E;
     args.weight = 1.0f;
     if (kv->type == K_BF16)

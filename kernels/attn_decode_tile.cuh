@@ -35,6 +35,7 @@ struct decode_args {
     const k_bf16 *q_norm, *k_norm; /* NULL: none */
     float eps;
     int width; /* elements of a row of qkv */
+    const k_bf16 *gates; /* as those of the plan */
 };
 
 template <int D, int TYPE, int HEADS> struct decode_warp {

@@ -69,6 +69,11 @@ bool k_attn_caps(void)
 #endif
 }
 
+int k_attn_shuts(const struct k_attn_plan *plan)
+{
+    return !k_is_portable() && plan->n_tiles == 0;
+}
+
 int k_multiply_takes(const struct k_matrix *w, int n)
 {
     return CHOOSE(k_multiply_takes, w, n);

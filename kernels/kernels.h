@@ -675,6 +675,8 @@ struct k_attn_plan {
     int32_t *drawn;
     void *schedule; /* k_attn_schedule_bytes(n_decodes), 16-byte aligned */
     void *work;     /* k_attn_work_bytes(), 16-byte aligned */
+    const k_bf16 *gates; /* NULL, or where k_attn_shuts() [n_tokens][n_heads * head_dim]: out is
+                          * multiplied with their sigmoids */
 };
 
 /* List the tiles of a step, and count them and their keys in plan: host arrays with room for
@@ -693,8 +695,11 @@ void k_attn_tiles(int32_t *tile_seqs, int32_t *tile_starts, struct k_attn_plan *
 int k_attn_is_brief(const struct k_attn_plan *plan, const struct k_kv *kv, int n_heads);
 
 /* Can decodes with these pages rotate queries and keys themselves? With norms only for heads of
- * 128; not with norms of values, shared pages or heads above 256. */
+ * 128 and 256; not with norms of values, shared pages or heads above 256. */
 int k_attn_rotates(const struct k_rotary *r, const struct k_kv *kv);
+
+/* Can k_attn() include ref_shut() for the tokens of this plan? */
+int k_attn_shuts(const struct k_attn_plan *plan);
 
 size_t k_attn_schedule_bytes(int n_decodes);
 size_t k_attn_work_bytes(int head_dim, int n_heads, int n_kv_heads);

@@ -560,6 +560,7 @@ static void cuda_attn(struct device *d, void *out, const void *qkv, const struct
     }
     gpu->plan.out_is_half = to != NULL && k_format_reads_half(&to->format);
     cuda_keep(gpu, k_attn(out, qkv, kv, &tokens, &gpu->plan, n_heads, scale, gpu->stream), "attn");
+    gpu->plan.gates = NULL;
 }
 
 /* Each channel runs through its sequence's tokens in order. */
@@ -835,6 +836,7 @@ static const struct device_ops cuda_ops = {
     .has_state_work = true,
     .mamba = cuda_mamba,
     .short_conv = cuda_short_conv,
+    .shut_attn = layers_shut_attn,
     .shut = layers_shut,
     .silu_mul = cuda_silu_mul,
     .activate = layers_activate,

@@ -78,7 +78,18 @@ void layers_gate_by(struct device *d, struct device_rows *out, const void *in,
     cuda_quantise(d, out, n, to);
 }
 
-/* The gates of attention. */
+/* The tiles of the step are known since rope_kv(). */
+bool layers_shut_attn(struct device *d, const void *gate)
+{
+    struct k_attn_plan *plan = &cuda_of(d)->plan;
+
+    if (cuda_of(d)->has_chunks || k_attn_shuts(plan) == 0)
+        return false;
+    plan->gates = gate;
+    return true;
+}
+
+/* The gates of attention, by themselves. */
 void layers_shut(struct device *d, void *x, const void *gate, int width, int n,
                  const struct k_matrix *to)
 {

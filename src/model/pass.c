@@ -533,11 +533,14 @@ void pass_attend(const struct pass *p, const struct attn_plan *attn, const struc
 {
     const struct device_ops *op = p->d->ops;
     struct activations *acts = p->a;
+    bool shuts = false;
 
     op->rope_kv(p->d, acts->mixer_in, kv, rotary, attn->n_heads);
+    if (attn->has_gate && op->shut_attn != NULL)
+        shuts = op->shut_attn(p->d, acts->gates);
     op->attn(p->d, acts->mixed.data, acts->mixer_in, kv, attn->n_heads, attn->scale,
-             p->fused && !attn->has_gate ? reader : NULL);
-    if (attn->has_gate)
+             p->fused && (!attn->has_gate || shuts) ? reader : NULL);
+    if (attn->has_gate && !shuts)
         op->shut(p->d, acts->mixed.data, acts->gates, attn->n_heads * attn->head_dim, p->n,
                  p->fused ? reader : NULL);
     if (!p->fused)
