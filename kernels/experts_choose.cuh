@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The choice of a token's experts from its logits, by a warp (experts_route.cu).
+ * The choice of a token's experts from its logits, by a warp (experts_route.cu, experts_few.cu).
  *
  *   logits -> scores -> keys in the order of the scores -> n_used times the largest -> weights
  *
@@ -18,10 +18,16 @@ struct route_args {
     const int32_t *seq, *kv_len; /* NULL: all tokens are real */
     struct k_half_normed norm;   /* sums NULL: x is normed */
     int n, dim, n_own, first;
+    bool leaves_choice; /* one token: its first product chooses */
     int n_logits; /* of a token: of its experts, then of r.shared_switch */
     int slice;    /* elements of a slice: whole chunks */
     int high;     /* experts of a tile that are computed, 1 .. TILE: the others are these again */
 };
+
+/* experts_route.cu: the arguments of a step's routing; -1 if k_route() refuses it. The logits of one
+ * token alone, without a choice. */
+int route_prepare(route_args *args, const struct k_mixing *m, const struct k_mixing_input *in);
+int route_logits_of_one(route_args *a, k_stream stream);
 
 /* A number as a key of the same order: NaN is 1, less than all numbers; 0 is free for "taken". */
 static __device__ inline uint32_t route_key_of(float x)
@@ -243,10 +249,16 @@ static __device__ inline void route_score(warp_choices<EACH> &w, const route_arg
         w.keys[i] = i * 32 + lane < r.n_experts ? shared[i * 32 + lane] : 0;
 }
 
-/* One token, by a warp; returns the expert of slot `lane`, or -1. */
+/* What a lane has chosen for slot `lane`. */
+struct route_slot {
+    int id; /* -1: padding, or no slot */
+    float weight;
+};
+
+/* One token, by a warp. */
 template <int EACH>
-static __device__ int route_choose(const route_args &a, int token, bool is_padding,
-                                   uint32_t *shared)
+static __device__ route_slot route_choose(const route_args &a, int token, bool is_padding,
+                                          uint32_t *shared)
 {
     const struct k_router &r = a.r;
     int lane = threadIdx.x % 32, id = -1;
@@ -275,11 +287,17 @@ static __device__ int route_choose(const route_args &a, int token, bool is_paddi
         id = r.n_experts + lane - (r.n_used - r.n_shared);
     score = route_weigh(score, id, r,
                         r.shared_switch != NULL ? 1.0f / (1.0f + expf(-shared_logit)) : 1.0f);
-    if (lane < r.n_used) {
-        a.m.routes.ids[(size_t)token * r.n_used + lane] = is_padding ? -1 : id;
-        a.m.routes.weights[(size_t)token * r.n_used + lane] = score;
-    }
-    return is_padding ? -1 : id;
+    return {is_padding ? -1 : id, score};
+}
+
+static __device__ inline void route_store(const route_args &a, int token, const route_slot &slot)
+{
+    int lane = threadIdx.x % 32;
+
+    if (lane >= a.r.n_used)
+        return;
+    a.m.routes.ids[(size_t)token * a.r.n_used + lane] = slot.id;
+    a.m.routes.weights[(size_t)token * a.r.n_used + lane] = slot.weight;
 }
 
 /* Tokens of sequences without length are padding. */
@@ -289,8 +307,8 @@ static __device__ inline bool route_is_padding(const route_args &a, int token)
 }
 
 /* shared: n_experts words for each warp of the block. */
-static __device__ inline int route_choose_in(const route_args &a, int token, bool is_padding,
-                                             uint32_t *shared)
+static __device__ inline route_slot route_choose_in(const route_args &a, int token,
+                                                    bool is_padding, uint32_t *shared)
 {
     int n = a.r.n_experts;
 
@@ -303,6 +321,37 @@ static __device__ inline int route_choose_in(const route_args &a, int token, boo
         return route_choose<8>(a, token, is_padding, shared);
     return n <= 512 ? route_choose<16>(a, token, is_padding, shared)
                     : route_choose<K_EXPERTS_MAX / 32>(a, token, is_padding, shared);
+}
+
+/* The place of slot `lane` of one token among its experts of this rank, by one warp. */
+struct route_place {
+    int expert; /* of this rank; n_own: no own one, which is after all others */
+    int before; /* slots of lower experts */
+    int n;      /* own experts of the token */
+    bool has;
+};
+
+static __device__ inline route_place route_place_one(const route_args &a, int id)
+{
+    int lane = threadIdx.x % 32, e = id - a.first;
+    bool has = lane < a.r.n_used && id >= 0 && e >= 0 && e < a.n_own;
+    route_place p = {has ? e : a.n_own, 0, __popc(__ballot_sync(~0U, has)), has};
+
+    for (int slot = 0; slot < a.r.n_used; slot++)
+        p.before += __shfl_sync(~0U, p.expert, slot) < p.expert;
+    return p;
+}
+
+static __device__ inline void route_store_place(const route_args &a, const route_place &p)
+{
+    int lane = threadIdx.x % 32;
+
+    if (lane < a.r.n_used)
+        a.m.sorted.places[lane] = p.has ? p.before : -1;
+    if (p.has)
+        a.m.touched[1 + p.before] = p.expert;
+    if (lane == 0)
+        a.m.touched[0] = p.n;
 }
 
 #endif

@@ -249,12 +249,25 @@ static void fetch(void *to, const void *from, size_t bytes)
     gpu_must(gpu->ops->download(gpu, to, from, bytes));
 }
 
+static struct k_mixing_input input_of(struct run *r, const k_bf16 *x, const struct k_tokens *t,
+                                      int n)
+{
+    return (struct k_mixing_input){.router_x = x,
+                                   .x = x,
+                                   .norm = r->norm.sums != NULL ? &r->norm : NULL,
+                                   .router = &r->dev_router,
+                                   .experts = &r->dev_experts,
+                                   .tokens = t,
+                                   .n = n,
+                                   .router_dim = r->s.dim};
+}
+
 static void route(struct run *r, const k_bf16 *x, const struct k_tokens *t, int n)
 {
     size_t n_routes = (size_t)n * (size_t)r->s.n_used;
+    const struct k_mixing_input in = input_of(r, x, t, n);
 
-    gpu_must(k_route(&r->m, x, r->norm.sums != NULL ? &r->norm : NULL, &r->dev_router,
-                     &r->dev_experts, t, n, r->s.dim, device_cuda_stream(gpu)));
+    gpu_must(k_route(&r->m, &in, device_cuda_stream(gpu)));
     fetch(r->ids, r->m.routes.ids, n_routes * sizeof *r->ids);
     fetch(r->weights, r->m.routes.weights, n_routes * sizeof *r->weights);
 }
@@ -429,10 +442,10 @@ static void run_experts(struct run *r, const k_bf16 *x, const float *own, int n,
                             .dim = r->s.dim};
     k_bf16 *dev_out = own != NULL ? gpu_bf16(own, n_out) : gpu_array(NULL, n_out * sizeof *dev_out);
     const struct k_mixing_end end = {dev_out, &c, NULL};
+    const struct k_mixing_input in = input_of(r, x, NULL, n);
     float *got;
 
-    gpu_must(k_run_experts(&r->m, x, r->norm.sums != NULL ? &r->norm : NULL, &r->dev_experts, &end,
-                           n, r->s.n_used, SMS, device_cuda_stream(gpu)));
+    gpu_must(k_run_experts(&r->m, &in, &end, SMS, device_cuda_stream(gpu)));
     got = gpu_floats(dev_out, n_out);
     memcpy(out, got, n_out * sizeof *out);
     free(got);
@@ -521,6 +534,41 @@ static void check_alone(struct run *r, int n, int fewer)
     free(all), free(some);
 }
 
+/* One token whose choice is left to the first product: twice, each after another token's choice, and
+ * as padding. */
+static void check_late(struct run *r)
+{
+    size_t dim = (size_t)r->s.dim;
+    float *want = malloc(dim * sizeof *want), *got;
+    const struct k_combining c = {.x = r->dev_x, .n_used = r->s.n_used, .dim = r->s.dim};
+    k_bf16 *out = gpu_array(NULL, dim * sizeof *out);
+    const struct k_mixing_end end = {out, &c, NULL};
+    int32_t seq = 0, len = 0;
+    const struct k_tokens t = {.seq = gpu_array(&seq, 4), .kv_len = gpu_array(&len, 4)};
+    struct k_mixing_input in = input_of(r, r->dev_x, NULL, 1);
+    bool same = true;
+
+    route(r, r->dev_x, NULL, 1);
+    run_experts(r, r->dev_x, NULL, 1, want);
+    for (int turn = 0; turn < 2; turn++) {
+        route(r, r->dev_x + dim, NULL, 1);
+        gpu_must(k_mix_experts(&r->m, &in, &end, turn == 0 ? SMS : 3, device_cuda_stream(gpu)));
+        got = gpu_floats(out, dim);
+        same = same && memcmp(got, want, dim * sizeof *got) == 0;
+        free(got);
+    }
+    ok(same, "a choice by the first product: the same bits");
+    in.tokens = &t;
+    gpu_must(k_mix_experts(&r->m, &in, &end, SMS, device_cuda_stream(gpu)));
+    got = gpu_floats(out, dim);
+    same = true;
+    for (size_t i = 0; i < dim; i++)
+        same = same && got[i] == 0.0f;
+    ok(same, "a padding token has no experts");
+    free(got);
+    free(want);
+}
+
 /* The sum goes on to the residual and to the norm of the next product. Few multiprocessors have
  * several tiles of one token. */
 static void check_residual(struct run *r, int n, bool adds, int n_sms)
@@ -542,11 +590,11 @@ static void check_residual(struct run *r, int n, bool adds, int n_sms)
                                   .n_used = r->s.n_used,
                                   .dim = r->s.dim};
     const struct k_mixing_end end = {adds ? gpu_bf16(own, n_out) : NULL, &c, &p};
+    const struct k_mixing_input in = input_of(r, r->dev_x, NULL, n);
 
     route(r, r->dev_x, NULL, n);
     run_experts(r, r->dev_x, own, n, plain);
-    gpu_must(k_run_experts(&r->m, r->dev_x, NULL, &r->dev_experts, &end, n, r->s.n_used, n_sms,
-                           device_cuda_stream(gpu)));
+    gpu_must(k_run_experts(&r->m, &in, &end, n_sms, device_cuda_stream(gpu)));
     ok(gpu_get(got, p.residual, n_out * sizeof *got), "guard bands are whole");
     ok(gpu_get(sums, p.sums_out, n_sums * sizeof *sums), "guard bands are whole");
     normed = gpu_floats(p.normed, n_out);
@@ -584,6 +632,7 @@ static void check_shape(struct shape s, struct k_format f, int n_max, const char
         }
         crowd(&r, false);
     }
+    check_late(&r);
     check_alone(&r, 64 < n_max ? 64 : n_max, 1);
     check_alone(&r, 64 < n_max ? 64 : n_max, 9);
     if (n_max > many)
