@@ -88,6 +88,7 @@ struct few_ring {
     int stage, parity;                 /* of the box to be multiplied next */
     int item, last, expert, box, left; /* to be loaded next; left: passes over its columns */
     int row;                           /* of the item in its expert */
+    bool is_dry;                       /* nothing is requested (few_choose_kernel()) */
     const char *strip;                 /* MXFP4: the item's first record */
 };
 
@@ -188,7 +189,7 @@ static __device__ inline void few_load(few_ring &r, const CUtensorMap *map, cons
 {
     if (r.item >= r.last)
         return;
-    if (leads()) {
+    if (leads() && !r.is_dry) {
         char *to = r.boxes + stage * few_box_bytes<FORMAT>();
 
         if constexpr (FORMAT == EXPERTS_MXFP4) {
@@ -629,6 +630,18 @@ static __device__ inline void few_wait_for_x(void)
     __syncthreads();
 }
 
+/* The items of a block. */
+struct few_run_of_items {
+    int first, last;
+};
+
+static __device__ inline few_run_of_items few_items_of_block(int n_items)
+{
+    unsigned n = (unsigned)n_items;
+
+    return {(int)(n * blockIdx.x / gridDim.x), (int)(n * (blockIdx.x + 1) / gridDim.x)};
+}
+
 template <int FORMAT, int COLS, bool X_SHARED>
 static __global__ void __launch_bounds__((few_shared<FORMAT, COLS>::THREADS), 1)
     few_kernel(const __grid_constant__ CUtensorMap map, const __grid_constant__ few_args a)
@@ -636,8 +649,9 @@ static __global__ void __launch_bounds__((few_shared<FORMAT, COLS>::THREADS), 1)
     extern __shared__ __align__(1024) char memory[];
     few_shared<FORMAT, COLS> &s = *(few_shared<FORMAT, COLS> *)memory;
     const k_bf16 *from = X_SHARED ? (const k_bf16 *)s.x : a.p.x;
-    int warp = warp_number(), n_items, first;
+    int warp = warp_number();
     few_ring r = few_open_ring<FORMAT>(s, &map);
+    few_run_of_items items;
 
     if (a.p.is_gated) { /* else the choices are older than the previous kernel */
         experts_wait_for_previous();
@@ -645,9 +659,8 @@ static __global__ void __launch_bounds__((few_shared<FORMAT, COLS>::THREADS), 1)
             few_copy_x(s.x, a.p, a.p.n_tokens);
     }
     few_look_up(r, a);
-    n_items = r.n_touched * a.n_tiles;
-    first = (int)((int64_t)n_items * blockIdx.x / gridDim.x);
-    few_begin<FORMAT>(r, &map, a, first, (int)((int64_t)n_items * (blockIdx.x + 1) / gridDim.x));
+    items = few_items_of_block(r.n_touched * a.n_tiles);
+    few_begin<FORMAT>(r, &map, a, items.first, items.last);
     if (!a.p.is_gated) {
         experts_wait_for_previous();
         if (X_SHARED)
@@ -655,7 +668,7 @@ static __global__ void __launch_bounds__((few_shared<FORMAT, COLS>::THREADS), 1)
     }
     if (X_SHARED)
         few_wait_for_x();
-    for (int item = first + warp / 2; item < r.last; item += r.pairs)
+    for (int item = items.first + warp / 2; item < r.last; item += r.pairs)
         few_run_item<FORMAT, COLS, X_SHARED>(r, &map, a, few_item_of(a, r, item), from,
                                              s.sums[warp / 2]);
 }
@@ -680,9 +693,9 @@ static __device__ inline void few_choose_by_warp(few_shared<FORMAT, 8> &s, const
     __threadfence(); /* the next kernel, which this one lets in, looks the experts up */
 }
 
-/* The first product of one token, with the choice of its experts. A block that chooses runs that
- * code once a layer, and to fetch it takes longer than to run it: so it chooses once before the
- * logits are there, from those of the layer before, and throws that away. */
+/* The first product of one token, with the choice of its experts. Code that a block runs once a
+ * layer takes longer to be fetched than to run: so it chooses and looks its items up once before
+ * the logits are there, from those of the layer before, and throws that away. */
 template <int FORMAT, bool X_SHARED>
 static __global__ void __launch_bounds__((few_shared<FORMAT, 8>::THREADS), 1)
     few_choose_kernel(const __grid_constant__ CUtensorMap map, const __grid_constant__ few_args a,
@@ -692,8 +705,9 @@ static __global__ void __launch_bounds__((few_shared<FORMAT, 8>::THREADS), 1)
     few_shared<FORMAT, 8> &s = *(few_shared<FORMAT, 8> *)memory;
     const k_bf16 *from = X_SHARED ? (const k_bf16 *)s.x : a.p.x;
     bool is_padding = route_is_padding(c, 0); /* lengths are older than the previous kernel */
-    int warp = warp_number(), n_items, first;
+    int warp = warp_number();
     few_ring r = few_open_ring<FORMAT>(s, &map);
+    few_run_of_items items;
 
 #pragma unroll 1
     for (int turn = 0; turn < 2; turn++) {
@@ -704,17 +718,18 @@ static __global__ void __launch_bounds__((few_shared<FORMAT, 8>::THREADS), 1)
         }
         if (warp == 0)
             few_choose_by_warp<FORMAT>(s, c, is_padding, turn == 1 && blockIdx.x == 0);
+        __syncthreads();
+        r.seen = s.chosen[threadIdx.x % 32];
+        r.n_touched = s.chosen[0];
+        r.is_dry = turn == 0;
+        items = few_items_of_block(r.n_touched * a.n_tiles);
+        few_begin<FORMAT>(r, &map, a, items.first, items.last);
+        __syncthreads(); /* `chosen` is read */
     }
-    __syncthreads();
     let_next_begin();
-    r.seen = s.chosen[threadIdx.x % 32];
-    r.n_touched = s.chosen[0];
-    n_items = r.n_touched * a.n_tiles;
-    first = (int)((int64_t)n_items * blockIdx.x / gridDim.x);
-    few_begin<FORMAT>(r, &map, a, first, (int)((int64_t)n_items * (blockIdx.x + 1) / gridDim.x));
     if (X_SHARED)
         few_wait_for_x();
-    for (int item = first + warp / 2; item < r.last; item += r.pairs)
+    for (int item = items.first + warp / 2; item < r.last; item += r.pairs)
         few_run_item<FORMAT, 8, X_SHARED>(r, &map, a, few_item_of(a, r, item), from,
                                           s.sums[warp / 2]);
 }
