@@ -243,6 +243,25 @@ static __device__ inline void route_score(warp_choices<EACH> &w, const route_arg
         w.keys[i] = i * 32 + lane < r.n_experts ? shared[i * 32 + lane] : 0;
 }
 
+/* Slots of a token from the scores and experts of those that were chosen; lane s has slot s.
+ * Returns the expert of slot `lane`, or -1. */
+static __device__ inline int route_store_slots(const route_args &a, int token, bool is_padding,
+                                               int id, float score, float shared_logit)
+{
+    const struct k_router &r = a.r;
+    int lane = threadIdx.x % 32, n_chosen = r.n_used - r.n_shared;
+
+    if (lane >= n_chosen && lane < r.n_used)
+        id = r.n_experts + lane - n_chosen;
+    score = route_weigh(score, id, r,
+                        r.shared_switch != NULL ? 1.0f / (1.0f + expf(-shared_logit)) : 1.0f);
+    if (lane < r.n_used) {
+        a.m.routes.ids[(size_t)token * r.n_used + lane] = is_padding ? -1 : id;
+        a.m.routes.weights[(size_t)token * r.n_used + lane] = score;
+    }
+    return is_padding ? -1 : id;
+}
+
 /* One token, by a warp; returns the expert of slot `lane`, or -1. */
 template <int EACH>
 static __device__ int route_choose(const route_args &a, int token, bool is_padding,
@@ -271,15 +290,7 @@ static __device__ int route_choose(const route_args &a, int token, bool is_paddi
         route_take(w, expert);
         __syncwarp();
     }
-    if (lane >= r.n_used - r.n_shared && lane < r.n_used)
-        id = r.n_experts + lane - (r.n_used - r.n_shared);
-    score = route_weigh(score, id, r,
-                        r.shared_switch != NULL ? 1.0f / (1.0f + expf(-shared_logit)) : 1.0f);
-    if (lane < r.n_used) {
-        a.m.routes.ids[(size_t)token * r.n_used + lane] = is_padding ? -1 : id;
-        a.m.routes.weights[(size_t)token * r.n_used + lane] = score;
-    }
-    return is_padding ? -1 : id;
+    return route_store_slots(a, token, is_padding, id, score, shared_logit);
 }
 
 /* Tokens of sequences without length are padding. */
@@ -303,6 +314,111 @@ static __device__ inline int route_choose_in(const route_args &a, int token, boo
         return route_choose<8>(a, token, is_padding, shared);
     return n <= 512 ? route_choose<16>(a, token, is_padding, shared)
                     : route_choose<K_EXPERTS_MAX / 32>(a, token, is_padding, shared);
+}
+
+/* --- one token by a block --------------------------------------------------------------------- */
+
+/* Few tokens have a block of warps each, whose threads have an expert: a slot after the other by one
+ * warp takes 9 us with 256 experts. Same bits. */
+#define ROUTE_WARPS 16
+
+struct route_desk {
+    float exps[ROUTE_WARPS * 32], tops[ROUTE_WARPS];
+    /* of each warp its best, then of all */
+    uint32_t keys[ROUTE_WARPS * 32];
+    int ids[ROUTE_WARPS * 32], chosen[32], own[32];
+    float scores[ROUTE_WARPS * 32], chosen_scores[32];
+};
+
+static __device__ inline bool route_takes_block(const struct k_router &r)
+{
+    return r.n_experts <= ROUTE_WARPS * 32 && r.n_groups <= 1 && r.scoring != K_SCORE_MIXER;
+}
+
+/* route_find_softmax() of all experts, by all threads, each of which has one; shared memory is in
+ * the order that it adds them up in. */
+static __device__ inline float2 route_desk_softmax(route_desk &s, float logit, int n)
+{
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, n_warps = (n + 31) / 32;
+    float top = route_warp_max(logit), sum = 0.0f;
+
+    if (lane == 0)
+        s.tops[warp] = top;
+    __syncthreads();
+    top = route_warp_max(lane < n_warps ? s.tops[lane] : -INFINITY);
+    s.exps[threadIdx.x] = (int)threadIdx.x < n ? expf(logit - top) : 0.0f;
+    __syncthreads();
+#pragma unroll 4
+    for (int i = 0; i < n_warps; i++)
+        sum += s.exps[i * 32 + lane];
+    return make_float2(top, route_warp_sum(sum));
+}
+
+/* The place of a lane's key among those of its warp: the largest first, the lowest lane among
+ * equals. */
+static __device__ inline int route_lane_place(uint32_t key)
+{
+    int place = 0, lane = threadIdx.x % 32;
+
+#pragma unroll 8
+    for (int i = 0; i < 32; i++) {
+        uint32_t other = __shfl_sync(~0U, key, i);
+
+        place += other > key || (other == key && i < lane);
+    }
+    return place;
+}
+
+/* The n_chosen best experts of all, in their order. key, score: of the thread's expert. */
+static __device__ inline void route_desk_choose(route_desk &s, uint32_t key, float score, int n,
+                                                int n_chosen)
+{
+    int warp = threadIdx.x / 32, place = route_lane_place(key), all = (n + 31) / 32 * n_chosen;
+
+    if (place < n_chosen && warp * n_chosen < all) {
+        s.keys[warp * n_chosen + place] = key;
+        s.ids[warp * n_chosen + place] = threadIdx.x;
+        s.scores[warp * n_chosen + place] = score;
+    }
+    __syncthreads();
+    if ((int)threadIdx.x < all) {
+        int at = threadIdx.x;
+
+        key = s.keys[at];
+        place = 0;
+#pragma unroll 8
+        for (int i = 0; i < all; i++)
+            place += s.keys[i] > key || (s.keys[i] == key && i < at);
+        if (place < n_chosen) {
+            s.chosen[place] = s.ids[at];
+            s.chosen_scores[place] = s.scores[at];
+        }
+    }
+    __syncthreads();
+}
+
+/* One token, by all threads of a block; returns the expert of slot `lane` in the first warp. */
+static __device__ inline int route_choose_by_all(const route_args &a, int token, route_desk &s)
+{
+    const struct k_router &r = a.r;
+    const float *from = a.m.logits + (size_t)token * a.n_logits;
+    int id = threadIdx.x, n_chosen = r.n_used - r.n_shared;
+    bool has = id < r.n_experts;
+    float logit = has ? __ldcg(from + id) : -INFINITY, shared_logit = 0.0f, score;
+    float bias = has && r.bias != NULL ? __ldg(r.bias + id) : 0.0f;
+    float2 softmax = make_float2(0.0f, 1.0f);
+
+    if (r.shared_switch != NULL)
+        shared_logit = __ldcg(from + r.n_experts);
+    if (r.scoring == K_SCORE_SOFTMAX)
+        softmax = route_desk_softmax(s, logit, r.n_experts);
+    score = r.scoring == K_SCORE_SOFTMAX ? s.exps[id] / softmax.y
+                                         : route_score_of(logit, r.scoring, softmax);
+    route_desk_choose(s, has ? route_key_of(score + bias) : 0, score, r.n_experts, n_chosen);
+    if (id >= 32)
+        return -1;
+    return route_store_slots(a, token, route_is_padding(a, token), id < n_chosen ? s.chosen[id] : -1,
+                             id < n_chosen ? s.chosen_scores[id] : 0.0f, shared_logit);
 }
 
 #endif

@@ -28,6 +28,7 @@
 #define SLICED_MAX  1024 /* tokens up to which each slice has a warp */
 #define AHEAD       4    /* chunks of a slice that a warp has requested, where tokens are few */
 #define SCAN        1024
+#define TOKENS_BY_ALL 4 /* whose experts are chosen by a block, one after another */
 
 /* --- logits ----------------------------------------------------------------------------------- */
 
@@ -412,8 +413,9 @@ static __device__ void route_sort_few(const route_args &a, int *starts, uint16_t
     }
 }
 
-/* Sort the routes of one token, by one warp; id: the expert of slot `lane`, or -1. */
-static __device__ void route_sort_one(const route_args &a, int id)
+/* Place the routes of one token, by one warp; id: the expert of slot `lane`, or -1. Returns the
+ * expert of this rank, n_own if there is none. */
+static __device__ inline int route_sort_one(const route_args &a, int id)
 {
     const struct k_sorted &sorted = a.m.sorted;
     int lane = threadIdx.x % 32, e = id - a.first, before = 0;
@@ -431,14 +433,19 @@ static __device__ void route_sort_one(const route_args &a, int id)
     }
     if (lane == 0)
         a.m.touched[0] = __popc(all);
-    for (int i = 0; i <= a.n_own; i += 32) {
+    return e;
+}
+
+/* The first routes of all experts of one token, by all threads. own: the experts of its slots,
+ * n_own where there is none. */
+static __device__ inline void route_start_one(const route_args &a, const int *own)
+{
+    for (int i = threadIdx.x; i <= a.n_own; i += FEW_THREADS) {
         int start = 0;
 
-#pragma unroll 8
         for (int slot = 0; slot < a.r.n_used; slot++)
-            start += __shfl_sync(~0U, e, slot) < i + lane;
-        if (i + lane <= a.n_own)
-            sorted.starts[i + lane] = start;
+            start += own[slot] < i;
+        a.m.sorted.starts[i] = start;
     }
 }
 
@@ -466,21 +473,28 @@ static __global__ void __launch_bounds__(FEW_THREADS) route_kernel(route_args a)
     /* Shared memory: sums [SLICES][TILE][8]; in their place keys [WARPS][n_choices]; then starts
      * and the table of route_sort_few(). */
     extern __shared__ __align__(16) uint32_t shared[];
-    int warp = threadIdx.x / 32, token = blockIdx.y * WARPS, n_routes = a.n * a.r.n_used;
+    __shared__ route_desk desk;
+    int warp = threadIdx.x / 32, token = blockIdx.y * WARPS, n_routes = a.n * a.r.n_used, id = -1;
     /* lengths are older than the previous kernel */
     bool is_padding = warp < WARPS && route_is_padding(a, token + warp);
 
     static_assert(K_MIXING_WARPS == 8, "a warp for each token of a tile");
+    static_assert(FEW_THREADS == ROUTE_WARPS * 32, "a thread for each expert");
     route_make_logits<true>(a, blockIdx.x * a.high, token, (float *)shared);
     if (!route_is_last_block(a.m.done + 1 + blockIdx.y, gridDim.x))
         return;
+    if (a.n <= TOKENS_BY_ALL && route_takes_block(a.r)) {
+        for (int i = 0; i < a.n; i++)
+            id = route_choose_by_all(a, i, desk);
+    } else if (warp < WARPS && token + warp < a.n)
+        id = route_choose_in(a, token + warp, is_padding, shared);
     if (a.n == 1) {
         if (warp == 0)
-            route_sort_one(a, route_choose_in(a, 0, is_padding, shared));
+            desk.own[threadIdx.x] = route_sort_one(a, id);
+        __syncthreads();
+        route_start_one(a, desk.own);
         return;
     }
-    if (warp < WARPS && token + warp < a.n)
-        (void)route_choose_in(a, token + warp, is_padding, shared);
     if (gridDim.y > 1 && !route_is_last_block(a.m.done, gridDim.y))
         return;
     __threadfence_block();

@@ -76,9 +76,17 @@ alignas(16) float delta_memory[32 * 1024];
 #include "kernels/delta.cu"
 #include "kernels/delta_one.cu"
 #undef THREADS
+#undef WARPS
+#undef ROWS
 #undef COLUMNS
 #include "kernels/delta_channel.cu"
 #include "tests/kernel/played.h"
+
+/* Clusters are not played. */
+int delta_run_ranks(const delta_args &a, k_stream stream)
+{
+    return delta_run_sole(a, stream);
+}
 
 int delta_launch_chunks(const delta_args &, k_stream)
 {
