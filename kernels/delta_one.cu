@@ -153,8 +153,10 @@ static __global__ void __launch_bounds__(THREADS, 2)
         sole_begin_token<type>(s.token, in, a, b);
     wait_for_previous();
     let_next_begin();
-    if (has_column)
+    if (has_column) {
         sole_end_token(s.token, in, a, b);
+        sole_keep_inputs<type>(in, a, b, b.head % turn == 0, true);
+    }
     __syncthreads();
 #pragma unroll 1
     for (int head = 0; head < n_heads; head++) {
@@ -171,8 +173,6 @@ static __global__ void __launch_bounds__(THREADS, 2)
             walk_finish(s, a, b, head, o);
         walk_replace(s, a, b, f, head, stage);
     }
-    if (has_column)
-        sole_keep_inputs<type>(in, a, b, b.head % turn == 0, 0, DELTA_DIM);
 }
 
 /* --- the launch ----------------------------------------------------------------------------- */

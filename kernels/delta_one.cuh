@@ -165,10 +165,12 @@ static __device__ inline float sole_find_o(const sole_factors &f, float u, float
 
 /* --- the convolution ------------------------------------------------------------------------ */
 
-/* A channel: the sum over older tokens, the tap of the newest, and its input. */
+/* A channel: the sum over older tokens, the tap of the newest, its input, and the place of this in
+ * the state. */
 struct sole_channel {
     float older, tap;
     k_bf16 in;
+    size_t at;
 };
 
 template <state_type type>
@@ -177,7 +179,8 @@ static __device__ inline sole_channel sole_begin_channel(const delta_args &a, co
 {
     int n_taps = a.d.shape.n_taps, pos = b.len - 1;
     float x[K_CONV_TAPS_MAX] = {}, by[K_CONV_TAPS_MAX] = {};
-    sole_channel c = {0.0f, h.taps[i * n_taps + n_taps - 1], 0};
+    sole_channel c = {0.0f, h.taps[i * n_taps + n_taps - 1], 0,
+                      state_find(a.state, a.t, b.seq, delta_kept(a, pos, h.channel + i))};
 
 #pragma unroll
     for (int back = 1; back < K_CONV_TAPS_MAX; back++) {
@@ -262,29 +265,30 @@ static __device__ inline void sole_convolve(sole_token &s, const sole_inputs &in
     }
 }
 
-/* The token's inputs into the state, in a row that no block reads: keys by the block that has the
+/* A channel's input into the state; a bfloat16 is not rounded. */
+template <state_type type>
+static __device__ inline void sole_keep_channel(const delta_args &a, const sole_channel &c)
+{
+    if (type == STATE_BF16)
+        ((k_bf16 *)a.state.pages)[c.at] = c.in;
+    else
+        ((float *)a.state.pages)[c.at] = load_bf16(&c.in);
+}
+
+/* The token's inputs, into a row of the state that no block reads: keys by the block that has the
  * first value head that reads them, values by columns. */
 template <state_type type>
 static __device__ inline void sole_keep_inputs(const sole_inputs &in, const delta_args &a,
-                                               const sole_block &b, bool has_keys, int column,
-                                               int n_columns)
+                                               const sole_block &b, bool has_keys, bool has_values)
 {
-    int i = threadIdx.x, pos = b.len - 1;
-
     if (has_keys) {
-        state_write<type>(a.state, a.t, b.seq,
-                          delta_kept(a, pos, delta_key_head(a, b.k_head, false).channel + i),
-                          load_bf16(&in.q.in));
-        state_write<type>(a.state, a.t, b.seq,
-                          delta_kept(a, pos, delta_key_head(a, b.k_head, true).channel + i),
-                          load_bf16(&in.k.in));
+        sole_keep_channel<type>(a, in.q);
+        sole_keep_channel<type>(a, in.k);
     }
 #pragma unroll
-    for (int h = 0; h < SOLE_HEADS; h++) {
-        if (h < b.n_heads && i >= column && i < column + n_columns)
-            state_write<type>(a.state, a.t, b.seq,
-                              delta_kept(a, pos, delta_value_head(a, b.head + h).channel + i),
-                              load_bf16(&in.v[h].in));
+    for (int i = 0; i < SOLE_HEADS; i++) {
+        if (i < b.n_heads && has_values)
+            sole_keep_channel<type>(a, in.v[i]);
     }
 }
 

@@ -147,7 +147,7 @@ static __device__ inline void rank_end_norm(rank_sums &r, const rank_shared<type
 
 /* Block x has a part of a value head, block y a sequence. */
 template <state_type type>
-static __global__ void __launch_bounds__(SOLE_THREADS, 8)
+static __global__ void __launch_bounds__(SOLE_THREADS, 6)
     delta_rank_kernel(const __grid_constant__ delta_args a)
 {
     __shared__ __align__(16) rank_shared<type> s;
@@ -191,7 +191,7 @@ static __global__ void __launch_bounds__(SOLE_THREADS, 8)
     rank_replace(s, a, b, f, rank);
     if (threadIdx.x < 32)
         rank_end_norm<type>(r, s, a, b, o, rank);
-    sole_keep_inputs<type>(in, a, b, has_keys, rank * COLUMNS, COLUMNS);
+    sole_keep_inputs<type>(in, a, b, has_keys, (int)threadIdx.x / COLUMNS == rank);
     barrier_wait_cluster(&r.bar, 0); /* nothing comes after the block's end */
 }
 
