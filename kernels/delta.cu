@@ -17,14 +17,14 @@
 
 #include "kernels/delta.cuh"
 
-#define ONE_THREADS 512
-#define ONE_WARPS   (ONE_THREADS / 32)
-#define ONE_ROWS    (DELTA_DIM / ONE_WARPS) /* of a warp */
+#define ONE_THREADS  512
+#define ONE_WARPS    (ONE_THREADS / 32)
+#define ONE_ROWS     (DELTA_DIM / ONE_WARPS) /* of a warp */
 
-#define CONV_WARPS  8
+#define CONV_WARPS   8
 #define GATE_THREADS 128
 
-#define RANKS_MAX   4 /* sequences whose heads are divided among blocks */
+#define RANKS_MAX    4 /* sequences whose heads are divided among blocks */
 
 static_assert(DELTA_DIM == 4 * 32, "four columns or channels of a head per lane");
 static_assert(4 * DELTA_DIM == ONE_THREADS, "a thread convolves one channel, or has a factor");
@@ -318,8 +318,7 @@ static __global__ void __launch_bounds__(GATE_THREADS)
     sum = block_sum(sum, sums[0]);
     squares = block_sum(squares, sums[1]);
     if (threadIdx.x == 0)
-        gates[(size_t)blockIdx.y * gridDim.x + blockIdx.x] =
-            sum * rsqrtf(squares / g.dim + g.eps);
+        gates[(size_t)blockIdx.y * gridDim.x + blockIdx.x] = sum * rsqrtf(squares / g.dim + g.eps);
     wait_for_previous();
 }
 

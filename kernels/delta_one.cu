@@ -36,9 +36,8 @@ static __device__ inline void walk_fetch(walk_shared<type> &s, const delta_args 
                                          const sole_block &b, int n, int stage)
 {
     if (n < b.n_heads * 4) {
-        sole_walk w = sole_begin_walk(a, b, b.head + n / 4,
-                                      n % 4 * QUARTER + threadIdx.x / 32 * ROWS,
-                                      threadIdx.x % 32 * 4);
+        sole_walk w = sole_begin_walk(
+            a, b, b.head + n / 4, n % 4 * QUARTER + threadIdx.x / 32 * ROWS, threadIdx.x % 32 * 4);
 
 #pragma unroll
         for (int i = 0; i < ROWS; i++, sole_walk_on(a, w, 1))
@@ -104,8 +103,7 @@ static __device__ inline void walk_finish(const walk_shared<type> &s, const delt
     float scale = rsqrtf(sole_length(s.squares) / DELTA_DIM + a.d.eps);
 
     store_x(a.out, at,
-            o * scale * s.token.norm[threadIdx.x] *
-                delta_open(false, s.token.z[head][threadIdx.x]),
+            o * scale * s.token.norm[threadIdx.x] * delta_open(false, s.token.z[head][threadIdx.x]),
             a.is_half);
 }
 

@@ -50,8 +50,12 @@ static __device__ inline sole_block sole_block_of(const delta_args &a, int seq, 
 {
     const struct k_delta_shape &s = a.d.shape;
 
-    return {seq,     a.t.seq_start[seq],              a.t.kv_len[seq], head,
-            n_heads, head / (s.n_v_heads / s.n_k_heads)};
+    return {seq,
+            a.t.seq_start[seq],
+            a.t.kv_len[seq],
+            head,
+            n_heads,
+            head / (s.n_v_heads / s.n_k_heads)};
 }
 
 /* --- the matrix ----------------------------------------------------------------------------- */
@@ -124,8 +128,7 @@ static __device__ inline void sole_replace(const delta_args &a, const sole_block
     m.x *= keep, m.y *= keep, m.z *= keep, m.w *= keep;
     sole_fma(m, k, u);
     if (type == STATE_BF16)
-        *(uint2 *)((k_bf16 *)a.state.pages + sole_place(a, w)) =
-            state_round_four(m, w.elem, b.len);
+        *(uint2 *)((k_bf16 *)a.state.pages + sole_place(a, w)) = state_round_four(m, w.elem, b.len);
     else
         *(float4 *)((float *)a.state.pages + sole_place(a, w)) = m;
 }

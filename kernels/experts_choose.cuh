@@ -417,7 +417,8 @@ static __device__ inline int route_choose_by_all(const route_args &a, int token,
     route_desk_choose(s, has ? route_key_of(score + bias) : 0, score, r.n_experts, n_chosen);
     if (id >= 32)
         return -1;
-    return route_store_slots(a, token, route_is_padding(a, token), id < n_chosen ? s.chosen[id] : -1,
+    return route_store_slots(a, token, route_is_padding(a, token),
+                             id < n_chosen ? s.chosen[id] : -1,
                              id < n_chosen ? s.chosen_scores[id] : 0.0f, shared_logit);
 }
 

@@ -18,16 +18,16 @@
  * depends on which block comes first: same input, same order. */
 #include "kernels/experts_choose.cuh"
 
-#define WARPS       K_MIXING_WARPS
-#define THREADS     (WARPS * 32)
-#define SLICES      16
-#define FEW_THREADS (SLICES * 32)
-#define TILE        16   /* experts of a tile */
-#define CHUNK       32   /* elements of a step */
-#define TOKENS_WIDE 64   /* of a warp that has all slices */
-#define SLICED_MAX  1024 /* tokens up to which each slice has a warp */
-#define AHEAD       4    /* chunks of a slice that a warp has requested, where tokens are few */
-#define SCAN        1024
+#define WARPS         K_MIXING_WARPS
+#define THREADS       (WARPS * 32)
+#define SLICES        16
+#define FEW_THREADS   (SLICES * 32)
+#define TILE          16   /* experts of a tile */
+#define CHUNK         32   /* elements of a step */
+#define TOKENS_WIDE   64   /* of a warp that has all slices */
+#define SLICED_MAX    1024 /* tokens up to which each slice has a warp */
+#define AHEAD         4    /* chunks of a slice that a warp has requested, where tokens are few */
+#define SCAN          1024
 #define TOKENS_BY_ALL 4 /* whose experts are chosen by a block, one after another */
 
 /* --- logits ----------------------------------------------------------------------------------- */
@@ -685,9 +685,9 @@ static int route_few(route_args &a, k_stream stream)
     words = words > logits ? words : logits;
     if (route_allow_shared(route_kernel, words * sizeof(uint32_t)) != 0)
         return -1;
-    return experts_launch_early(
-        route_kernel, dim3((a.n_logits + a.high - 1) / a.high, (a.n + WARPS - 1) / WARPS),
-        FEW_THREADS, words * sizeof(uint32_t), stream, a);
+    return experts_launch_early(route_kernel,
+                                dim3((a.n_logits + a.high - 1) / a.high, (a.n + WARPS - 1) / WARPS),
+                                FEW_THREADS, words * sizeof(uint32_t), stream, a);
 }
 
 static int route_launch_logits(const route_args &a, k_stream stream)
@@ -733,8 +733,7 @@ int k_route(const struct k_mixing *m, const k_bf16 *x, const struct k_half_norme
 
     if (r->n_experts > K_EXPERTS_MAX || r->n_used > K_EXPERTS_USED_MAX || r->n_used < 1 ||
         r->n_groups > K_EXPERT_GROUPS_MAX || r->group_best > 2 || n < 1 ||
-        (r->shared_switch != NULL && r->n_shared != 1) ||
-        (norm != NULL && n > K_MIXING_FEW))
+        (r->shared_switch != NULL && r->n_shared != 1) || (norm != NULL && n > K_MIXING_FEW))
         return -1;
     a.m = *m;
     a.r = *r;

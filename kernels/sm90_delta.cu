@@ -11,9 +11,9 @@
 #include "kernels/product.cuh"
 
 #define RANKS   4
-#define COLUMNS (DELTA_DIM / RANKS)      /* of a block */
-#define LANES   (COLUMNS / 4)            /* of a row */
-#define APART   (SOLE_THREADS / LANES)   /* rows between two of a thread */
+#define COLUMNS (DELTA_DIM / RANKS)    /* of a block */
+#define LANES   (COLUMNS / 4)          /* of a row */
+#define APART   (SOLE_THREADS / LANES) /* rows between two of a thread */
 #define ROWS    (DELTA_DIM / APART)
 
 template <state_type type> struct rank_shared {
@@ -138,8 +138,8 @@ static __device__ inline void rank_end_norm(rank_sums &r, const rank_shared<type
     float scale;
 
     barrier_wait_cluster(&r.bar, 0);
-    scale = rsqrtf((r.squares[0] + r.squares[1] + (r.squares[2] + r.squares[3])) / DELTA_DIM +
-                   a.d.eps);
+    scale =
+        rsqrtf((r.squares[0] + r.squares[1] + (r.squares[2] + r.squares[3])) / DELTA_DIM + a.d.eps);
     store_x(a.out, at, o * scale * s.token.norm[i] * delta_open(false, s.token.z[0][i]), a.is_half);
 }
 

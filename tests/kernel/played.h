@@ -79,6 +79,9 @@ struct played_delta {
 };
 int played_delta(const struct played_delta *of);
 
+/* k_delta_gate() on host memory. 0, or -1 for a fault. */
+int played_gate(float *gates, const struct k_delta_gating *g, int n_gates, int n);
+
 /* k_adapt_in() and k_adapt_out() on host memory. 0, or -1 for a fault. */
 int played_adapt(const struct k_adapting *a);
 

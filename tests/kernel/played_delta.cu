@@ -101,3 +101,11 @@ int played_delta(const struct played_delta *of)
         return -1;
     return play.fault == NULL ? 0 : -1;
 }
+
+int played_gate(float *gates, const struct k_delta_gating *g, int n_gates, int n)
+{
+    play.fault = NULL;
+    if (k_delta_gate(gates, g, n_gates, n, NULL) != 0)
+        return -1;
+    return play.fault == NULL ? 0 : -1;
+}

@@ -203,6 +203,46 @@ static void check_shut(size_t n, bool is_half)
     free(x), free(gate), free(got);
 }
 
+/* Gates of n tokens, from a residual whose sums of squares are there in parts. */
+static void check_gate(int n, int dim, int n_gates)
+{
+    size_t n_x = (size_t)(n * dim), n_w = (size_t)(n_gates * dim), n_out = (size_t)(n * n_gates);
+    int n_sums = (dim + 15) / 16;
+    float *x = gpu_random(n_x, 3.0f), *w = gpu_random(n_w, 0.5f), *want, *got;
+    float *norm = gpu_random((size_t)dim, 1.0f), *sums;
+    struct k_delta_gating g = {.dim = dim, .n_sums = n_sums, .eps = 1e-5f};
+    float *out = gpu_array(NULL, n_out * sizeof *out);
+
+    want = malloc(n_out * sizeof *want);
+    got = malloc(n_out * sizeof *got);
+    sums = calloc((size_t)(n * n_sums), sizeof *sums);
+    for (int t = 0; t < n; t++) {
+        double square = 0.0;
+
+        for (int i = 0; i < dim; i++) {
+            sums[t * n_sums + i / 16] += x[t * dim + i] * x[t * dim + i];
+            square += (double)x[t * dim + i] * (double)x[t * dim + i];
+        }
+        for (int k = 0; k < n_gates; k++) {
+            double sum = 0.0;
+
+            for (int i = 0; i < dim; i++)
+                sum += (double)x[t * dim + i] * (double)norm[i] * (double)w[k * dim + i];
+            want[t * n_gates + k] = (float)(sum / sqrt(square / dim + 1e-5));
+        }
+    }
+    g.w = gpu_bf16(w, n_w);
+    g.x = gpu_array(x, n_x * sizeof *x);
+    g.norm = gpu_bf16(norm, (size_t)dim);
+    g.sums = gpu_array(sums, (size_t)(n * n_sums) * sizeof *sums);
+    gpu_must(k_delta_gate(out, &g, n_gates, n, device_cuda_stream(gpu)));
+    ok(gpu_get(got, out, n_out * sizeof *got), "guard bands are whole");
+    gpu_compare(got, want, n_out, 1e-8, 1e-4, "gates as products");
+    ok(k_delta_gate(out, &g, n_gates, K_DELTA_GATING_MAX + 1, device_cuda_stream(gpu)) != 0,
+       "not for more tokens");
+    free(x), free(w), free(norm), free(sums), free(want), free(got);
+}
+
 int main(void)
 {
     gpu_open();
@@ -215,6 +255,9 @@ int main(void)
                 check_delta((int)i, (int)step, true);
         }
     }
+    check_gate(1, 2048, 64);
+    check_gate(K_DELTA_GATING_MAX, 5120, 96);
+    check_gate(3, 60, 5);
     check_shut(5, false);
     check_shut(16 * 4096, false);
     check_shut(16 * 4095, true);

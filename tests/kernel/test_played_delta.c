@@ -190,6 +190,40 @@ static void check(const struct k_delta_shape *s, enum step step, bool is_bf16)
     free(c.pages_played), free(p.d.rows), free(p.out);
 }
 
+/* Gates of three tokens as products of a residual, whose sum of squares is in two parts. */
+static void check_gate(void)
+{
+    enum { TOKENS_GATED = 3, DIM = 620, GATES = 5 };
+    float *x = draw(TOKENS_GATED * DIM, 3.0f), *w = draw((GATES + 1) * DIM, 0.5f);
+    const float *norm = w + GATES * DIM;
+    k_bf16 *low = narrowed(w, (GATES + 1) * DIM);
+    float sums[TOKENS_GATED][2] = {0}, got[TOKENS_GATED][GATES];
+    const struct k_delta_gating g = {.w = low,
+                                     .x = x,
+                                     .norm = low + GATES * DIM,
+                                     .sums = sums[0],
+                                     .dim = DIM,
+                                     .n_sums = 2,
+                                     .eps = 1e-5f};
+    double worst = 0.0;
+
+    for (int i = 0; i < TOKENS_GATED * DIM; i++)
+        sums[i / DIM][i % 2] += x[i] * x[i];
+    ok(played_gate(got[0], &g, GATES, TOKENS_GATED) == 0, "no lane waits in vain");
+    for (int t = 0; t < TOKENS_GATED; t++) {
+        for (int k = 0; k < GATES; k++) {
+            double sum = 0.0;
+
+            for (int i = 0; i < DIM; i++)
+                sum += (double)x[t * DIM + i] * (double)norm[i] * (double)w[k * DIM + i];
+            sum /= sqrt(((double)sums[t][0] + (double)sums[t][1]) / DIM + 1e-5);
+            worst = fmax(worst, fabs((double)got[t][k] - sum) / (0.1 + fabs(sum)));
+        }
+    }
+    ok(worst < 1e-5, "gates as products: within %.1e", worst);
+    free(x), free(w), free(low);
+}
+
 int main(void)
 {
     values_seed = tap_seed(1);
@@ -199,6 +233,7 @@ int main(void)
             check(&shapes[i], (enum step)step, true);
         }
     }
+    check_gate();
     check(&shapes[0], MANY, false);
     check(&shapes[0], MANY, true);
     return tap_done();
