@@ -16,35 +16,35 @@
 #define APART   (SOLE_THREADS / LANES) /* rows between two of a thread */
 #define ROWS    (DELTA_DIM / APART)
 
-template <state_type type> struct rank_shared {
+template <state_type type> struct quarter_shared {
     sole_slot<type> m[ROWS][SOLE_THREADS];
     float sums[2][SOLE_WARPS][COLUMNS]; /* m * k and m * q of each warp's rows */
     sole_token token;
 };
 
 /* What the blocks of a cluster tell each other. */
-struct rank_sums {
+struct quarter_sums {
     float squares[RANKS];
     uint64_t bar;
 };
 
 /* --- the matrix ----------------------------------------------------------------------------- */
 
-static __device__ inline sole_walk rank_begin_walk(const delta_args &a, const sole_block &b,
-                                                   int rank)
+static __device__ inline sole_walk quarter_begin_walk(const delta_args &a, const sole_block &b,
+                                                      int rank)
 {
     return sole_begin_walk(a, b, b.head, threadIdx.x / LANES,
                            rank * COLUMNS + threadIdx.x % LANES * 4);
 }
 
-static __device__ inline void rank_add_apart(float4 &x, int apart)
+static __device__ inline void quarter_add_apart(float4 &x, int apart)
 {
     x.x += __shfl_xor_sync(~0U, x.x, apart), x.y += __shfl_xor_sync(~0U, x.y, apart);
     x.z += __shfl_xor_sync(~0U, x.z, apart), x.w += __shfl_xor_sync(~0U, x.w, apart);
 }
 
 /* Sums of the old matrix over the warp's rows, by k and by q. */
-template <state_type type> static __device__ inline void rank_sum_rows(rank_shared<type> &s)
+template <state_type type> static __device__ inline void quarter_sum_rows(quarter_shared<type> &s)
 {
     float4 by_k = make_float4(0.0f, 0.0f, 0.0f, 0.0f), by_q = by_k;
     int row = threadIdx.x / LANES, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -57,8 +57,8 @@ template <state_type type> static __device__ inline void rank_sum_rows(rank_shar
         sole_fma(by_q, s.token.q[row], m);
     }
     for (int apart = LANES; apart < 32; apart *= 2) {
-        rank_add_apart(by_k, apart);
-        rank_add_apart(by_q, apart);
+        quarter_add_apart(by_k, apart);
+        quarter_add_apart(by_q, apart);
     }
     if (lane < LANES) {
         *(float4 *)&s.sums[0][warp][4 * lane] = by_k;
@@ -67,23 +67,23 @@ template <state_type type> static __device__ inline void rank_sum_rows(rank_shar
 }
 
 /* Sums of all rows: of a column, and of the thread's four by k. */
-static __device__ inline float rank_sum(const float (&sums)[SOLE_WARPS][COLUMNS], int column)
+static __device__ inline float quarter_sum(const float (&sums)[SOLE_WARPS][COLUMNS], int column)
 {
     return sums[0][column] + sums[1][column] + (sums[2][column] + sums[3][column]);
 }
 
 template <state_type type>
-static __device__ inline void rank_replace(const rank_shared<type> &s, const delta_args &a,
-                                           const sole_block &b, const sole_factors &f, int rank)
+static __device__ inline void quarter_replace(const quarter_shared<type> &s, const delta_args &a,
+                                              const sole_block &b, const sole_factors &f, int rank)
 {
     int column = threadIdx.x % LANES * 4, row = threadIdx.x / LANES;
-    sole_walk w = rank_begin_walk(a, b, rank);
+    sole_walk w = quarter_begin_walk(a, b, rank);
     float u[4];
 
 #pragma unroll
     for (int i = 0; i < 4; i++)
         u[i] = sole_find_u(f, s.token.v[0][rank * COLUMNS + column + i],
-                           rank_sum(s.sums[0], column + i));
+                           quarter_sum(s.sums[0], column + i));
 #pragma unroll
     for (int i = 0; i < ROWS; i++, row += APART, sole_walk_on(a, w, APART))
         sole_replace<type>(a, b, w, sole_widen(s.m[i][threadIdx.x]), f.keep, s.token.k[row],
@@ -92,7 +92,7 @@ static __device__ inline void rank_replace(const rank_shared<type> &s, const del
 
 /* --- the norm ------------------------------------------------------------------------------- */
 
-static __device__ inline uint32_t rank_remote(const void *at, int rank)
+static __device__ inline uint32_t quarter_remote(const void *at, int rank)
 {
     uint32_t remote;
 
@@ -101,37 +101,37 @@ static __device__ inline uint32_t rank_remote(const void *at, int rank)
 }
 
 /* Tell all blocks of the cluster, by the first lanes. */
-static __device__ inline void rank_tell(rank_sums &r, int rank, float squares)
+static __device__ inline void quarter_tell(quarter_sums &r, int rank, float squares)
 {
     int to = threadIdx.x;
 
     if (to < RANKS)
         asm volatile(
             "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(
-                rank_remote(&r.squares[rank], to)),
-            "r"(__float_as_uint(squares)), "r"(rank_remote(&r.bar, to))
+                quarter_remote(&r.squares[rank], to)),
+            "r"(__float_as_uint(squares)), "r"(quarter_remote(&r.bar, to))
             : "memory");
 }
 
 /* Columns of the block, one of each lane of the first warp: tell the others o, and finish it. */
 template <state_type type>
-static __device__ inline float rank_begin_norm(rank_sums &r, const rank_shared<type> &s,
-                                               const sole_factors &f, int rank)
+static __device__ inline float quarter_begin_norm(quarter_sums &r, const quarter_shared<type> &s,
+                                                  const sole_factors &f, int rank)
 {
     float u = sole_find_u(f, s.token.v[0][rank * COLUMNS + threadIdx.x],
-                          rank_sum(s.sums[0], threadIdx.x));
-    float o = sole_find_o(f, u, rank_sum(s.sums[1], threadIdx.x)), squares = o * o;
+                          quarter_sum(s.sums[0], threadIdx.x));
+    float o = sole_find_o(f, u, quarter_sum(s.sums[1], threadIdx.x)), squares = o * o;
 
     for (int apart = 16; apart > 0; apart /= 2)
         squares += __shfl_xor_sync(~0U, squares, apart);
-    rank_tell(r, rank, squares);
+    quarter_tell(r, rank, squares);
     return o;
 }
 
 template <state_type type>
-static __device__ inline void rank_end_norm(rank_sums &r, const rank_shared<type> &s,
-                                            const delta_args &a, const sole_block &b, float o,
-                                            int rank)
+static __device__ inline void quarter_end_norm(quarter_sums &r, const quarter_shared<type> &s,
+                                               const delta_args &a, const sole_block &b, float o,
+                                               int rank)
 {
     int i = rank * COLUMNS + threadIdx.x;
     size_t at = ((size_t)b.token * a.d.shape.n_v_heads + b.head) * DELTA_DIM + i;
@@ -150,8 +150,8 @@ template <state_type type>
 static __global__ void __launch_bounds__(SOLE_THREADS, 6)
     delta_rank_kernel(const __grid_constant__ delta_args a)
 {
-    __shared__ __align__(16) rank_shared<type> s;
-    __shared__ rank_sums r;
+    __shared__ __align__(16) quarter_shared<type> s;
+    __shared__ quarter_sums r;
     int rank = blockIdx.x % RANKS, head = blockIdx.x / RANKS;
     const sole_block b = sole_block_of(a, blockIdx.y, head, 1);
     bool has_keys = head % (a.d.shape.n_v_heads / a.d.shape.n_k_heads) == 0 && rank == 0;
@@ -164,7 +164,7 @@ static __global__ void __launch_bounds__(SOLE_THREADS, 6)
         wait_for_previous(); /* some block must */
         return;
     }
-    w = rank_begin_walk(a, b, rank);
+    w = quarter_begin_walk(a, b, rank);
 #pragma unroll
     for (int i = 0; i < ROWS; i++, sole_walk_on(a, w, APART))
         sole_fetch<type>(a, b, &s.m[i][threadIdx.x], w);
@@ -183,14 +183,14 @@ static __global__ void __launch_bounds__(SOLE_THREADS, 6)
     sole_end_token(s.token, in, a, b);
     tf32_wait_copies();
     __syncthreads();
-    rank_sum_rows(s);
+    quarter_sum_rows(s);
     __syncthreads();
     f = sole_factors_of(s.token, 0);
     if (threadIdx.x < 32)
-        o = rank_begin_norm<type>(r, s, f, rank);
-    rank_replace(s, a, b, f, rank);
+        o = quarter_begin_norm<type>(r, s, f, rank);
+    quarter_replace(s, a, b, f, rank);
     if (threadIdx.x < 32)
-        rank_end_norm<type>(r, s, a, b, o, rank);
+        quarter_end_norm<type>(r, s, a, b, o, rank);
     sole_keep_inputs<type>(in, a, b, has_keys, (int)threadIdx.x / COLUMNS == rank);
     barrier_wait_cluster(&r.bar, 0); /* nothing comes after the block's end */
 }
