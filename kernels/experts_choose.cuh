@@ -318,8 +318,8 @@ static __device__ inline int route_choose_in(const route_args &a, int token, boo
 
 /* --- one token by a block --------------------------------------------------------------------- */
 
-/* Few tokens have a block of warps each, whose threads have an expert: a slot after the other by one
- * warp takes 9 us with 256 experts. Same bits. */
+/* Few tokens have all threads of a block in turn, an expert each: one slot after another by a warp
+ * takes 9 us with 256 experts. Same bits. */
 #define ROUTE_WARPS 16
 
 struct route_desk {

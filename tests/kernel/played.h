@@ -13,9 +13,9 @@
 extern "C" {
 #endif
 
-/* What decode attention makes of a sequence's heads of one kv head: queries bf16 [n_heads][head_dim],
- * at most 8 of 128 or 256 elements, normed and rotated in place; key and value bf16 [head_dim],
- * which become what is stored in pages of kv->type. */
+/* What decode attention makes of a sequence's heads of one kv head: queries bf16
+ * [n_heads][head_dim], at most 8 of 128 or 256 elements, normed and rotated in place; key and value
+ * bf16 [head_dim], which become what is stored in pages of kv->type. */
 void played_decode_rows(k_bf16 *queries, int n_heads, k_bf16 *key, k_bf16 *value,
                         const struct k_rotary *r, const struct k_kv *kv, int pos);
 

@@ -3,8 +3,8 @@
  * Goal: the gated delta rule as the GPU does it, without one. Method: its kernels played on the
  * host (play_portable.h) against the reference, results and states: heads of 128, which are fetched
  * in groups of four, and odd ones; decodes of both forms, few and many, chunks of the form by
- * channel, a sequence that begins, a padding one; states in float32, and in bfloat16. Results are rounded to bfloat16
- * once. */
+ * channel, a sequence that begins, a padding one; states in float32, and in bfloat16; gates as
+ * products of a residual. Results are rounded to bfloat16 once. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
