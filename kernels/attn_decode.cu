@@ -703,8 +703,7 @@ int k_attn_rotates_sm90(const struct k_rotary *r, const struct k_kv *kv)
 {
     if (kv->is_shared || r->norms_values || kv->head_dim > 256)
         return 0;
-    return r->q_norm == NULL ||
-           ((kv->head_dim == 128 || kv->head_dim == 256) && !r->norms_after);
+    return r->q_norm == NULL || ((kv->head_dim == 128 || kv->head_dim == 256) && !r->norms_after);
 }
 
 /* All scores are in units of log2, so that weights need exp2 only. */

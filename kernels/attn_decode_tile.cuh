@@ -34,7 +34,7 @@ struct decode_args {
     /* For norms of heads: */
     const k_bf16 *q_norm, *k_norm; /* NULL: none */
     float eps;
-    int width; /* elements of a row of qkv */
+    int width;           /* elements of a row of qkv */
     const k_bf16 *gates; /* as those of the plan */
 };
 

@@ -17,14 +17,14 @@
 
 #include "kernels/delta.cuh"
 
-#define ONE_THREADS 512
-#define ONE_WARPS   (ONE_THREADS / 32)
-#define ONE_ROWS    (DELTA_DIM / ONE_WARPS) /* of a warp */
+#define ONE_THREADS  512
+#define ONE_WARPS    (ONE_THREADS / 32)
+#define ONE_ROWS     (DELTA_DIM / ONE_WARPS) /* of a warp */
 
-#define CONV_WARPS  8
+#define CONV_WARPS   8
+#define GATE_THREADS 128
 
-#define RANKS_MAX   4 /* sequences whose heads are divided among blocks */
-#define GATING_MAX  8 /* sequences up to which each block reads its rows of gates */
+#define RANKS_MAX    4 /* sequences whose heads are divided among blocks */
 
 static_assert(DELTA_DIM == 4 * 32, "four columns or channels of a head per lane");
 static_assert(4 * DELTA_DIM == ONE_THREADS, "a thread convolves one channel, or has a factor");
@@ -292,6 +292,43 @@ static __global__ void __launch_bounds__(ONE_THREADS, 3) delta_one_kernel(const 
     delta_one_finish<by_channel>(a, shared, token, head);
 }
 
+/* --- gates ---------------------------------------------------------------------------------- */
+
+/* Block x has a gate, block y a token. The next kernel may begin at once: it waits for the end of
+ * this one, which is behind that of the kernel before. */
+static __global__ void __launch_bounds__(GATE_THREADS)
+    delta_gate_kernel(float *gates, const struct k_delta_gating g)
+{
+    __shared__ float sums[2][33];
+    const float *x = g.x + (size_t)blockIdx.y * g.dim;
+    const k_bf16 *w = g.w + (size_t)blockIdx.x * g.dim;
+    float sum = 0.0f, squares = 0.0f;
+
+    let_next_begin();
+#pragma unroll 4
+    for (int at = threadIdx.x * 4; at < g.dim; at += GATE_THREADS * 4) {
+        float4 v = *(const float4 *)(x + at);
+        float4 by = state_widen_four(*(const uint2 *)(g.norm + at)),
+               of = state_widen_four(*(const uint2 *)(w + at));
+
+        sum += (v.x * by.x * of.x + v.y * by.y * of.y) + (v.z * by.z * of.z + v.w * by.w * of.w);
+    }
+    for (int i = threadIdx.x; i < g.n_sums; i += GATE_THREADS)
+        squares += g.sums[(size_t)blockIdx.y * g.n_sums + i];
+    sum = block_sum(sum, sums[0]);
+    squares = block_sum(squares, sums[1]);
+    if (threadIdx.x == 0)
+        gates[(size_t)blockIdx.y * gridDim.x + blockIdx.x] = sum * rsqrtf(squares / g.dim + g.eps);
+    wait_for_previous();
+}
+
+int k_delta_gate(float *gates, const struct k_delta_gating *g, int n_gates, int n, k_stream stream)
+{
+    if (n < 1 || n > K_DELTA_GATING_MAX || g->dim % 4 != 0)
+        return -1;
+    return K_LAUNCH_EARLY(delta_gate_kernel, dim3(n_gates, n), GATE_THREADS, stream, gates, *g);
+}
+
 /* --- several tokens: the convolution ---------------------------------------------------------- */
 
 /* The factors of a head's matrix before a token, by a warp. */
@@ -395,29 +432,26 @@ static int delta_launch_form(const delta_args &args, k_stream stream)
                     stream, args);
 }
 
+template <state_type type> static int delta_launch_one(const delta_args &args, k_stream stream)
+{
+    if (args.d.shape.by_channel)
+        return delta_launch_form<type, true>(args, stream);
+    return delta_launch_form<type, false>(args, stream);
+}
+
 /* whole: heads of 128, whose matrices lie in groups of four. */
 static int delta_run_one(const delta_args &args, bool whole, k_stream stream)
 {
-    bool by_channel = args.d.shape.by_channel;
-
-    if (delta_sole_takes(&args.d.shape, &args.state)) {
-#if defined(HAVE_SM90) && !defined(gridDim) /* not played */
-        if (args.t.n_seqs <= RANKS_MAX && !k_is_portable())
-            return delta_run_ranks(args, stream);
+#ifdef HAVE_SM90
+    if (delta_sole_takes(&args.d.shape, &args.state))
+        return args.t.n_seqs <= RANKS_MAX ? delta_run_ranks(args, stream)
+                                          : delta_run_sole(args, stream);
 #endif
-        return delta_run_sole(args, stream);
-    }
-    if (!by_channel)
-        return delta_launch_form<STATE_EITHER, false>(args, stream);
     if (!whole)
-        return delta_launch_form<STATE_EITHER, true>(args, stream);
-    return args.state.is_bf16 ? delta_launch_form<STATE_BF16, true>(args, stream)
-                              : delta_launch_form<STATE_FLOAT, true>(args, stream);
-}
-
-int k_delta_gates_itself(const struct k_delta_shape *s, const struct k_state *state, int dim, int n)
-{
-    return delta_sole_takes(s, state) && dim % 4 == 0 && n <= GATING_MAX;
+        return delta_launch_one<STATE_EITHER>(args, stream);
+    if (args.state.is_bf16)
+        return delta_launch_one<STATE_BF16>(args, stream);
+    return delta_launch_one<STATE_FLOAT>(args, stream);
 }
 
 /* Every sequence of a step has a token, so as many tokens as sequences are one for each. */
@@ -433,9 +467,7 @@ int k_delta_rule(void *out, bool is_half, const k_bf16 *in, const float *gates,
     bool whole = s->k_dim == DELTA_DIM && s->v_dim == DELTA_DIM && state->page_elems % 4 == 0 &&
                  state->at % 4 == 0 && state->page_elems >= DELTA_DIM;
 
-    if (s->k_dim > DELTA_DIM || s->v_dim > DELTA_DIM ||
-        (d->gating.w != NULL && (t->n_tokens != t->n_seqs ||
-                                 !k_delta_gates_itself(s, state, d->gating.dim, t->n_seqs))))
+    if (s->k_dim > DELTA_DIM || s->v_dim > DELTA_DIM)
         return -1;
     args.z = s->by_channel ? (const k_bf16 *)d->z : in + k_delta_channels(s);
     args.z_pitch = s->by_channel ? k_delta_values(s) : k_delta_row(s);

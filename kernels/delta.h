@@ -68,15 +68,19 @@ K_BOTH size_t k_delta_elems(const struct k_delta_shape *s)
     return (n + 3) / 4 * 4;
 }
 
-/* Gates b and a as products of a step's residual, normed, with their matrix. */
+/* Rows of gates b and a of few tokens, from the residual and its sums of squares:
+ * gates [n][n_gates] = w * norm(x). The launch in front must not write what is read here: it may
+ * still run. */
+#define K_DELTA_GATING_MAX 8 /* tokens */
 struct k_delta_gating {
-    const void *w;     /* bfloat16 [2 * n_v_heads][dim]; NULL: gates are there already */
-    const float *x;    /* [n_tokens][dim] */
-    const void *norm;  /* bfloat16 [dim] */
-    const float *sums; /* [n_tokens][n_sums], sums of squares of x */
-    int dim, n_sums;   /* dim: a multiple of 4 */
+    const k_bf16 *w;    /* [n_gates][dim] */
+    const float *x;     /* [n][dim] */
+    const k_bf16 *norm; /* [dim] */
+    const float *sums;  /* [n][n_sums] */
+    int dim, n_sums;    /* dim: a multiple of 4 */
     float eps;
 };
+int k_delta_gate(float *gates, const struct k_delta_gating *g, int n_gates, int n, k_stream stream);
 
 /* A layer's weights: float32 on both sides, except norm. */
 struct k_delta {
@@ -91,7 +95,6 @@ struct k_delta {
      * [n_tokens][n_v_heads][k_dim], and z [n_tokens][values], bfloat16 for the launcher. */
     const float *a;
     const void *z;
-    struct k_delta_gating gating; /* of the launcher, where k_delta_gates_itself() */
     float *rows; /* work memory of the launcher [n_tokens][k_delta_work()], for steps in which a
                   * sequence has several tokens */
 };
@@ -125,10 +128,6 @@ K_BOTH size_t k_delta_work(const struct k_delta_shape *s)
  * one factor. */
 void ref_delta_rule(float *out, const float *in, const float *gates, const struct k_delta *d,
                     const struct k_state *state, const struct k_tokens *t, int seq, int k_head);
-
-/* Can the launcher compute the gates, in a step of n sequences with a token each? */
-int k_delta_gates_itself(const struct k_delta_shape *s, const struct k_state *state, int dim,
-                         int n);
 int k_delta_rule(void *out, bool is_half, const k_bf16 *in, const float *gates,
                  const struct k_delta *d, const struct k_state *state, const struct k_tokens *t,
                  k_stream stream);

@@ -19,9 +19,9 @@ struct route_args {
     struct k_half_normed norm;   /* sums NULL: x is normed */
     int n, dim, n_own, first;
     bool leaves_choice; /* one token: its first product chooses */
-    int n_logits; /* of a token: of its experts, then of r.shared_switch */
-    int slice;    /* elements of a slice: whole chunks */
-    int high;     /* experts of a tile that are computed, 1 .. TILE: the others are these again */
+    int n_logits;       /* of a token: of its experts, then of r.shared_switch */
+    int slice;          /* elements of a slice: whole chunks */
+    int high; /* experts of a tile that are computed, 1 .. TILE: the others are these again */
 };
 
 /* experts_route.cu: the arguments of a step's routing; -1 if k_route() refuses it. The logits of one
@@ -300,9 +300,9 @@ static __device__ route_slot route_choose(const route_args &a, int token, bool i
         id = r.n_experts + lane - n_chosen;
     if (!SCORES)
         score = route_score_of(score, r.scoring, softmax);
-    score = route_weigh(score, id, r,
-                        r.shared_switch != NULL ? __fdividef(1.0f, 1.0f + expf(-shared_logit))
-                                                : 1.0f);
+    score =
+        route_weigh(score, id, r,
+                    r.shared_switch != NULL ? __fdividef(1.0f, 1.0f + expf(-shared_logit)) : 1.0f);
     return {is_padding ? -1 : id, score};
 }
 
@@ -339,8 +339,8 @@ static __device__ inline route_slot route_choose_by(const route_args &a, int tok
 }
 
 /* shared: n_experts words for each warp of the block. */
-static __device__ inline route_slot route_choose_in(const route_args &a, int token,
-                                                    bool is_padding, uint32_t *shared)
+static __device__ inline route_slot route_choose_in(const route_args &a, int token, bool is_padding,
+                                                    uint32_t *shared)
 {
     shared += (size_t)(threadIdx.x / 32) * a.r.n_experts;
     return route_needs_scores(a.r) ? route_choose_by<true>(a, token, is_padding, shared)

@@ -667,9 +667,9 @@ static int route_few(route_args &a, k_stream stream)
     words = words > logits ? words : logits;
     if (route_allow_shared(route_kernel, words * sizeof(uint32_t)) != 0)
         return -1;
-    return experts_launch_early(
-        route_kernel, dim3((a.n_logits + a.high - 1) / a.high, (a.n + WARPS - 1) / WARPS),
-        FEW_THREADS, words * sizeof(uint32_t), stream, a);
+    return experts_launch_early(route_kernel,
+                                dim3((a.n_logits + a.high - 1) / a.high, (a.n + WARPS - 1) / WARPS),
+                                FEW_THREADS, words * sizeof(uint32_t), stream, a);
 }
 
 static int route_launch_logits(const route_args &a, k_stream stream)
@@ -715,8 +715,7 @@ int route_prepare(route_args *args, const struct k_mixing *m, const struct k_mix
 
     if (r->n_experts > K_EXPERTS_MAX || r->n_used > K_EXPERTS_USED_MAX || r->n_used < 1 ||
         r->n_groups > K_EXPERT_GROUPS_MAX || r->group_best > 2 || n < 1 ||
-        (r->shared_switch != NULL && r->n_shared != 1) ||
-        (in->norm != NULL && n > K_MIXING_FEW))
+        (r->shared_switch != NULL && r->n_shared != 1) || (in->norm != NULL && n > K_MIXING_FEW))
         return -1;
     a.m = *m;
     a.r = *r;

@@ -422,10 +422,10 @@ enum k_scoring {
  * among equals; NaN is less than all. Weights are scores without the bias, divided by max(their
  * sum, least) if `renorms`, and multiplied by scale and by the expert's own scale. */
 struct k_router {
-    const float *w;          /* float32 [n_experts][dim], on both sides */
-    const float *bias;       /* float32 [n_experts] or NULL */
-    const float *logit_bias; /* float32 [n_experts] or NULL: part of the logits */
-    const float *scales;     /* float32 [n_experts] or NULL: of the weights */
+    const float *w;             /* float32 [n_experts][dim], on both sides */
+    const float *bias;          /* float32 [n_experts] or NULL */
+    const float *logit_bias;    /* float32 [n_experts] or NULL: part of the logits */
+    const float *scales;        /* float32 [n_experts] or NULL: of the weights */
     const float *shared_switch; /* float32 [dim] or NULL: shared slots have the weight sigmoid(x *
                                  * shared_switch), n_shared is 1 */
     int n_experts, n_used;
@@ -673,8 +673,8 @@ struct k_attn_plan {
     int out_is_half;
     const struct k_rotary *rotary;
     int32_t *drawn;
-    void *schedule; /* k_attn_schedule_bytes(n_decodes), 16-byte aligned */
-    void *work;     /* k_attn_work_bytes(), 16-byte aligned */
+    void *schedule;      /* k_attn_schedule_bytes(n_decodes), 16-byte aligned */
+    void *work;          /* k_attn_work_bytes(), 16-byte aligned */
     const k_bf16 *gates; /* NULL, or where k_attn_shuts() [n_tokens][n_heads * head_dim]: out is
                           * multiplied with their sigmoids */
 };

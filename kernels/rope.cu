@@ -118,7 +118,7 @@ static __global__ void __launch_bounds__(WIDE_THREADS)
     const float4 *turn = (const float4 *)(turns + (size_t)pos * hd);
     bool is_padding = t.kv_len[seq] == 0;
 
-    wait_for_previous(); /* attention that begins early reads the keys of here: not before the end */
+    wait_for_previous(); /* attention reads keys before it waits, so it begins after the end */
     for (int i = threadIdx.x; i < n_all * lanes; i += blockDim.x) {
         int h = i / lanes, d = i % lanes * WIDE;
         bool is_value = h >= n_turned, is_idle = NORMED && d >= half;

@@ -371,10 +371,10 @@ struct device_ops {
     void (*recurrent)(struct device *d, void *out, const void *in, const struct k_state *state,
                       int width, const struct k_matrix *to);
     /* k_delta_rule() of all tokens of the step; gates float32; `to` as above. If has_state_work,
-     * d->rows has room for the step. delta_gates_itself(): may delta->gating replace gates, the
-     * products with `gates` of a residual of `dim`, in this step? NULL: it may not. */
-    bool (*delta_gates_itself)(struct device *d, const struct k_delta_shape *s,
-                               const struct k_state *state, const struct k_matrix *gates);
+     * d->rows has room for the step. delta_gate(): k_delta_gate() with w, a matrix of gates; false:
+     * it cannot, in this step. NULL: it never can. */
+    bool (*delta_gate)(struct device *d, float *gates, const struct k_delta_gating *g,
+                       const struct k_matrix *w);
     void (*delta)(struct device *d, void *out, const void *in, const float *gates,
                   const struct k_delta *delta, const struct k_state *state,
                   const struct k_matrix *to);

@@ -194,13 +194,17 @@ void layers_soften(struct device *d, float *logits, const struct k_softening *ho
     cuda_keep(gpu, k_soften(logits, how, n, d->limits.n_vocab, gpu->stream), "soften");
 }
 
-/* Each sequence has one token, and nothing else is added to the products. */
-bool layers_delta_gates_itself(struct device *d, const struct k_delta_shape *s,
-                               const struct k_state *state, const struct k_matrix *gates)
+/* Nothing else is added to the products. */
+bool layers_delta_gate(struct device *d, float *gates, const struct k_delta_gating *g,
+                       const struct k_matrix *w)
 {
-    return !cuda_of(d)->has_chunks && gates->adapters == NULL &&
-           k_format_is_plain(&gates->format) &&
-           k_delta_gates_itself(s, state, gates->n_in, d->step_tokens);
+    struct cuda *gpu = cuda_of(d);
+
+    if (w->adapters != NULL || !k_format_is_plain(&w->format) || g->dim % 4 != 0 ||
+        d->step_tokens > K_DELTA_GATING_MAX)
+        return false;
+    cuda_keep(gpu, k_delta_gate(gates, g, w->n_out, d->step_tokens, gpu->stream), "delta_gate");
+    return true;
 }
 
 /* One kernel where every sequence has one token; the step's other forms need d->rows. */

@@ -262,8 +262,8 @@ void layers_gate_by(struct device *d, struct device_rows *out, const void *in,
                     const struct k_factor *by, enum k_activation kind, int n,
                     const struct k_matrix *to);
 void layers_layer_embeds(struct device *d, void *x, const struct k_layer_embeds *e);
-bool layers_delta_gates_itself(struct device *d, const struct k_delta_shape *s,
-                               const struct k_state *state, const struct k_matrix *gates);
+bool layers_delta_gate(struct device *d, float *gates, const struct k_delta_gating *g,
+                       const struct k_matrix *w);
 void layers_delta(struct device *d, void *out, const void *in, const float *gates,
                   const struct k_delta *delta, const struct k_state *state,
                   const struct k_matrix *to);

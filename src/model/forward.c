@@ -156,13 +156,11 @@ static void forward_project(const struct forward *f, const struct pass *p, int i
 {
     const struct layer_plan *plan = &f->plan->layers[i];
     const struct layer_weights *weights = &f->weights->layers[i];
-    struct k_state state;
     struct k_kv kv;
 
-    if (plan->mixer == MIXER_DELTA) {
-        state = forward_state_of(f, i);
-        pass_project_delta(p, weights, &state);
-    } else if (plan->attn.latent.kv_rank > 0) {
+    if (plan->mixer == MIXER_DELTA)
+        pass_project_delta(p, weights);
+    else if (plan->attn.latent.kv_rank > 0) {
         kv = forward_kv_of(f, i);
         pass_project_latent(p, plan, weights, &kv, f->turns[plan->attn.rope]);
     } else if (f->plan->eagle != NULL && !f->plan->eagle->is_mtp)
@@ -218,7 +216,7 @@ static void forward_run_mixer(const struct forward *f, const struct pass *p, int
         break;
     case MIXER_DELTA:
         state = forward_state_of(f, i);
-        pass_delta(p, weights, &state);
+        pass_delta(p, &weights->delta, &state, &weights->mixer_out);
         break;
     case MIXER_MAMBA:
         state = forward_state_of(f, i);

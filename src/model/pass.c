@@ -572,21 +572,26 @@ static void pass_project_channels(const struct pass *p, const struct layer_weigh
     op->matmul(p->d, acts->delta_z, &acts->delta_low, &w->g_b, NULL, p->n);
 }
 
-/* Are the gates products of the residual in the mixer's own launch? */
-static bool pass_gates_itself(const struct pass *p, const struct layer_weights *w,
-                              const struct k_state *state)
+/* Gates of a fused step from the residual, beside the first product. */
+static bool pass_gate_delta(const struct pass *p, const struct layer_weights *w)
 {
-    const struct device_ops *op = p->d->ops;
+    struct activations *acts = p->a;
+    const struct k_delta_gating gating = {.w = w->mixer_gate.data,
+                                          .x = acts->x,
+                                          .norm = w->norm_mixer.weight,
+                                          .sums = acts->sums,
+                                          .dim = p->plan->dim,
+                                          .n_sums = p->plan->dim / 16,
+                                          .eps = w->norm_mixer.eps};
 
-    return p->fused && op->delta_gates_itself != NULL &&
-           op->delta_gates_itself(p->d, &w->delta.shape, state, &w->mixer_gate);
+    return p->d->ops->delta_gate != NULL &&
+           p->d->ops->delta_gate(p->d, acts->gates, &gating, &w->mixer_gate);
 }
 
 /* The first matrix may read codes, or rows in another order, and the second one does not. In parts
  * codes are made of plain rows; a fused step norms the residual once more, into the rows of the
  * output matrix, which are as many as its tokens. */
-void pass_project_delta(const struct pass *p, const struct layer_weights *w,
-                        const struct k_state *state)
+void pass_project_delta(const struct pass *p, const struct layer_weights *w)
 {
     static const struct k_matrix plain = {.n_in = 0};
     const struct device_ops *op = p->d->ops;
@@ -602,7 +607,7 @@ void pass_project_delta(const struct pass *p, const struct layer_weights *w,
         return;
     }
     pass_project(p, acts->mixer_in, &w->mixer_in, NULL);
-    if (pass_gates_itself(p, w, state))
+    if (pass_gate_delta(p, w))
         return;
     if (k_format_is_plain(&w->mixer_in.format)) {
         pass_fused_run(p,
@@ -614,26 +619,19 @@ void pass_project_delta(const struct pass *p, const struct layer_weights *w,
 }
 
 /* States are read and replaced as by pass_recur(). */
-void pass_delta(const struct pass *p, const struct layer_weights *w, const struct k_state *state)
+void pass_delta(const struct pass *p, const struct k_delta *delta, const struct k_state *state,
+                const struct k_matrix *reader)
 {
     struct activations *acts = p->a;
-    struct k_delta delta = w->delta;
+    struct k_delta with_memory = *delta;
 
-    delta.rows = acts->state_work;
-    delta.a = acts->delta_a;
-    delta.z = acts->delta_z;
-    if (pass_gates_itself(p, w, state))
-        delta.gating = (struct k_delta_gating){.w = w->mixer_gate.data,
-                                               .x = acts->x,
-                                               .norm = w->norm_mixer.weight,
-                                               .sums = acts->sums,
-                                               .dim = p->plan->dim,
-                                               .n_sums = p->plan->dim / 16,
-                                               .eps = w->norm_mixer.eps};
-    p->d->ops->delta(p->d, acts->mixed.data, acts->mixer_in, acts->gates, &delta, state,
-                     p->fused ? &w->mixer_out : NULL);
+    with_memory.rows = acts->state_work;
+    with_memory.a = acts->delta_a;
+    with_memory.z = acts->delta_z;
+    p->d->ops->delta(p->d, acts->mixed.data, acts->mixer_in, acts->gates, &with_memory, state,
+                     p->fused ? reader : NULL);
     if (!p->fused)
-        p->d->ops->quantise(p->d, &acts->mixed, p->n, &w->mixer_out);
+        p->d->ops->quantise(p->d, &acts->mixed, p->n, reader);
 }
 
 void pass_mamba(const struct pass *p, const struct k_mamba *mamba, const struct k_state *state,

@@ -135,13 +135,12 @@ void pass_attend_latent(const struct pass *p, const struct layer_plan *layer,
 void pass_recur(const struct pass *p, const struct recurrent_plan *recurrent,
                 const struct k_state *state, const struct k_matrix *reader);
 
-/* mixer_in = q, k, v, z; gates = b, a, unless pass_delta() finds them by itself. By channel in parts
- * only: delta_a = a, delta_z = z. */
-void pass_project_delta(const struct pass *p, const struct layer_weights *w,
-                        const struct k_state *state);
+/* mixer_in = q, k, v, z; gates = b, a. By channel in parts only: delta_a = a, delta_z = z. */
+void pass_project_delta(const struct pass *p, const struct layer_weights *w);
 
-/* mixed = the gated delta rule of mixer_in and gates, for the product with mixer_out. */
-void pass_delta(const struct pass *p, const struct layer_weights *w, const struct k_state *state);
+/* mixed = Gated DeltaNet of mixer_in and gates, for the product with reader. */
+void pass_delta(const struct pass *p, const struct k_delta *delta, const struct k_state *state,
+                const struct k_matrix *reader);
 
 /* mixed = Mamba-2 of mixer_in, for the product with reader. */
 void pass_mamba(const struct pass *p, const struct k_mamba *mamba, const struct k_state *state,

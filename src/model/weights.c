@@ -483,10 +483,10 @@ static void weights_join_shared(const struct loading *in, const struct layer_pla
 {
     size_t elem = in->l->d->elem_bytes;
 
-    if (whole->ffn.bias || w->experts.is_plain ||
-        w->experts.in_bias != NULL || w->experts.n < w->router.n_experts ||
-        w->experts.n >= K_EXPERTS_MAX || w->router.n_used >= K_EXPERTS_USED_MAX ||
-        in->l->w->adapters != NULL || !weights_is_behind(&w->ffn_in, &w->experts.in, elem) ||
+    if (whole->ffn.bias || w->experts.is_plain || w->experts.in_bias != NULL ||
+        w->experts.n < w->router.n_experts || w->experts.n >= K_EXPERTS_MAX ||
+        w->router.n_used >= K_EXPERTS_USED_MAX || in->l->w->adapters != NULL ||
+        !weights_is_behind(&w->ffn_in, &w->experts.in, elem) ||
         !weights_is_behind(&w->down, &w->experts.down, elem))
         return;
     w->router_all = w->router;

@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The gated delta rule against its reference: factors of heads and of channels, sizes of heads,
- * taps, states across pages, chunks and decodes, padding sequences, gates as products of a residual;
- * and gates of attention. Results are rounded to bfloat16 once; states are float32 or bfloat16. */
+ * taps, states across pages, chunks and decodes, padding sequences; and gates of attention. Results
+ * are rounded to bfloat16 once; states are float32 or bfloat16. */
 #include "kernels/delta.h"
 #include "tests/kernel/gpu.h"
 
 #define SEQS    33
 #define TOKENS  150
 #define COLUMNS 40 /* of a row of the table */
-#define DIM     592 /* of a residual */
 
 static const struct {
     struct k_delta_shape shape;
@@ -59,7 +58,7 @@ static float unwritten(bool is_half)
 struct delta_case {
     int n_tokens, row;
     size_t state_size;
-    float *in, *gates, *a, *z, *pages, *numbers, *want, *x, *rows;
+    float *in, *gates, *a, *z, *pages, *numbers, *want;
     struct k_delta host, dev;
     struct k_state host_state, dev_state;
     struct k_tokens t, dt;
@@ -109,41 +108,6 @@ static void make_apart(struct delta_case *c, const struct k_delta_shape *s)
     c->host.z = c->z;
 }
 
-/* Gates as products: those of the reference are found here. */
-static void make_gating(struct delta_case *c, const struct k_delta_shape *s)
-{
-    int n_gates = k_delta_gates(s), n_sums = DIM / 16;
-    size_t n_x = (size_t)(c->n_tokens * DIM), n_rows = (size_t)((n_gates + 1) * DIM);
-    float *x = c->x = gpu_random(n_x, 3.0f), *rows = c->rows = gpu_random(n_rows, 0.2f);
-    const float *norm = rows + n_gates * DIM;
-    float *sums = calloc((size_t)(c->n_tokens * n_sums), sizeof *sums);
-
-    for (int t = 0; t < c->n_tokens; t++) {
-        double square = 0.0;
-
-        for (int i = 0; i < DIM; i++) {
-            sums[t * n_sums + i / 16] += x[t * DIM + i] * x[t * DIM + i];
-            square += (double)x[t * DIM + i] * (double)x[t * DIM + i];
-        }
-        for (int g = 0; g < n_gates; g++) {
-            double sum = 0.0;
-
-            for (int i = 0; i < DIM; i++)
-                sum += (double)x[t * DIM + i] * (double)norm[i] * (double)rows[g * DIM + i];
-            c->gates[t * n_gates + g] = (float)(sum / sqrt(square / DIM + 1e-5));
-        }
-    }
-    c->dev.gating = (struct k_delta_gating){
-        .w = gpu_bf16(rows, (size_t)(n_gates * DIM)),
-        .x = gpu_array(x, n_x * sizeof *x),
-        .norm = gpu_bf16(norm, DIM),
-        .sums = gpu_array(sums, (size_t)(c->n_tokens * n_sums) * sizeof *sums),
-        .dim = DIM,
-        .n_sums = n_sums,
-        .eps = 1e-5f};
-    free(sums);
-}
-
 static void make_tokens(struct delta_case *c, int step)
 {
     const int32_t *starts = steps[step].starts, *lens = steps[step].lens;
@@ -173,7 +137,7 @@ static void make_tokens(struct delta_case *c, int step)
     c->dt.page_ids = gpu_array(c->table, sizeof c->table);
 }
 
-static void check_delta(int i, int step, bool is_bf16, bool gates_itself)
+static void check_delta(int i, int step, bool is_bf16)
 {
     const struct k_delta_shape *s = &shapes[i].shape;
     struct delta_case *c = calloc(1, sizeof *c);
@@ -192,8 +156,6 @@ static void check_delta(int i, int step, bool is_bf16, bool gates_itself)
     make_apart(c, s);
     c->in = gpu_random((size_t)(c->n_tokens * c->row), 2.0f);
     c->gates = gpu_random(n_gates, 2.0f);
-    if (gates_itself)
-        make_gating(c, s);
     c->pages = gpu_random(c->state_size, 1.0f);
     c->want = malloc(n_out * sizeof *c->want);
     after = malloc(c->state_size * sizeof *after);
@@ -206,7 +168,7 @@ static void check_delta(int i, int step, bool is_bf16, bool gates_itself)
     c->dev_state = c->host_state;
     c->dev_state.pages = gpu_array(c->pages, c->state_size * sizeof(float));
     din = gpu_bf16(c->in, (size_t)(c->n_tokens * c->row));
-    dgates = gates_itself ? NULL : gpu_array(c->gates, n_gates * sizeof *dgates);
+    dgates = gpu_array(c->gates, n_gates * sizeof *dgates);
     out = gpu_array(NULL, n_out * 2);
     for (size_t k = 0; k < n_out; k++)
         c->want[k] = unwritten(is_half);
@@ -224,7 +186,7 @@ static void check_delta(int i, int step, bool is_bf16, bool gates_itself)
     else
         gpu_compare(after, c->pages, c->state_size, c->n_tokens == c->t.n_seqs ? 1e-9 : 1e-6,
                     c->n_tokens == c->t.n_seqs ? 1e-4 : 2e-3, "states");
-    free(c->a), free(c->z), free(c->x), free(c->rows), free(c->in), free(c->gates), free(c->pages), free(c->numbers),
+    free(c->a), free(c->z), free(c->in), free(c->gates), free(c->pages), free(c->numbers),
         free(c->want);
     free(after), free(got), free(c);
 }
@@ -241,19 +203,44 @@ static void check_shut(size_t n, bool is_half)
     free(x), free(gate), free(got);
 }
 
-/* A case, with states in both types; gates as products where they can be. */
-static void check_case(int i, int step)
+/* Gates of n tokens, from a residual whose sums of squares are there in parts. */
+static void check_gate(int n, int dim, int n_gates)
 {
-    const struct k_state state = {.page_elems = shapes[i].page_elems, .at = shapes[i].at};
-    int n = steps[step].n_seqs;
+    size_t n_x = (size_t)(n * dim), n_w = (size_t)(n_gates * dim), n_out = (size_t)(n * n_gates);
+    int n_sums = (dim + 15) / 16;
+    float *x = gpu_random(n_x, 3.0f), *w = gpu_random(n_w, 0.5f), *want, *got;
+    float *norm = gpu_random((size_t)dim, 1.0f), *sums;
+    struct k_delta_gating g = {.dim = dim, .n_sums = n_sums, .eps = 1e-5f};
+    float *out = gpu_array(NULL, n_out * sizeof *out);
 
-    for (int is_bf16 = 0; is_bf16 < 2; is_bf16++) {
-        if (gpu_has_turn())
-            check_delta(i, step, is_bf16 != 0, false);
-        if (steps[step].starts[n] == n &&
-            k_delta_gates_itself(&shapes[i].shape, &state, DIM, n) != 0 && gpu_has_turn())
-            check_delta(i, step, is_bf16 != 0, true);
+    want = malloc(n_out * sizeof *want);
+    got = malloc(n_out * sizeof *got);
+    sums = calloc((size_t)(n * n_sums), sizeof *sums);
+    for (int t = 0; t < n; t++) {
+        double square = 0.0;
+
+        for (int i = 0; i < dim; i++) {
+            sums[t * n_sums + i / 16] += x[t * dim + i] * x[t * dim + i];
+            square += (double)x[t * dim + i] * (double)x[t * dim + i];
+        }
+        for (int k = 0; k < n_gates; k++) {
+            double sum = 0.0;
+
+            for (int i = 0; i < dim; i++)
+                sum += (double)x[t * dim + i] * (double)norm[i] * (double)w[k * dim + i];
+            want[t * n_gates + k] = (float)(sum / sqrt(square / dim + 1e-5));
+        }
     }
+    g.w = gpu_bf16(w, n_w);
+    g.x = gpu_array(x, n_x * sizeof *x);
+    g.norm = gpu_bf16(norm, (size_t)dim);
+    g.sums = gpu_array(sums, (size_t)(n * n_sums) * sizeof *sums);
+    gpu_must(k_delta_gate(out, &g, n_gates, n, device_cuda_stream(gpu)));
+    ok(gpu_get(got, out, n_out * sizeof *got), "guard bands are whole");
+    gpu_compare(got, want, n_out, 1e-8, 1e-4, "gates as products");
+    ok(k_delta_gate(out, &g, n_gates, K_DELTA_GATING_MAX + 1, device_cuda_stream(gpu)) != 0,
+       "not for more tokens");
+    free(x), free(w), free(norm), free(sums), free(want), free(got);
 }
 
 int main(void)
@@ -261,9 +248,16 @@ int main(void)
     gpu_open();
     fill_steps();
     for (size_t step = 0; step < sizeof steps / sizeof steps[0]; step++) {
-        for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
-            check_case((int)i, (int)step);
+        for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+            if (gpu_has_turn())
+                check_delta((int)i, (int)step, false);
+            if (gpu_has_turn())
+                check_delta((int)i, (int)step, true);
+        }
     }
+    check_gate(1, 2048, 64);
+    check_gate(K_DELTA_GATING_MAX, 5120, 96);
+    check_gate(3, 60, 5);
     check_shut(5, false);
     check_shut(16 * 4096, false);
     check_shut(16 * 4095, true);

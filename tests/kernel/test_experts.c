@@ -340,6 +340,26 @@ static void check_routes(struct run *r, const struct k_tokens *t, const int32_t 
     free(want.weights);
 }
 
+/* Few tokens are chosen for in another way: the first one's choices and weights are the same bits
+ * as among many. */
+static void check_few_routes(struct run *r, const char *name)
+{
+    size_t n = (size_t)r->s.n_used;
+    int32_t *ids = malloc(n * sizeof *ids);
+    float *weights = malloc(n * sizeof *weights);
+
+    route(r, r->dev_x, NULL, r->n_max < 33 ? r->n_max : 33);
+    memcpy(ids, r->ids, n * sizeof *ids);
+    memcpy(weights, r->weights, n * sizeof *weights);
+    for (int k = 1; k <= 3; k += 2) {
+        route(r, r->dev_x, NULL, k);
+        ok(memcmp(ids, r->ids, n * sizeof *ids) == 0 &&
+               memcmp(weights, r->weights, n * sizeof *weights) == 0,
+           "%s: a token among %d, the same bits", name, k);
+    }
+    free(ids), free(weights);
+}
+
 /* Does the last expert become one of every token, that the router does not choose? */
 static void share_last(struct run *r, bool shares)
 {
@@ -397,6 +417,7 @@ static void check_router(struct run *r)
             if (numbers[k] <= r->n_max)
                 check_routes(r, NULL, NULL, numbers[k], ways[i].name);
         }
+        check_few_routes(r, ways[i].name);
         share_last(r, false);
         r->router.shared_switch = r->dev_router.shared_switch = NULL;
     }

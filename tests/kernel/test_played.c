@@ -148,7 +148,8 @@ static void check_decode(const char *name)
 
         for (int h = 0; h < s.kv.n_kv_heads && kv_len[seq[t]] > 0; h++, n_rows += group + 2) {
             k_bf16 *token = s.raw + t * s.width, *queries = token + (size_t)(h * group) * dim;
-            k_bf16 *key = token + (size_t)(s.n_heads + h) * dim, *value = key + (size_t)s.kv.n_kv_heads * dim;
+            k_bf16 *key = token + (size_t)(s.n_heads + h) * dim,
+                   *value = key + (size_t)s.kv.n_kv_heads * dim;
             const char *stored =
                 (char *)s.kv.pages +
                 ((size_t)page * s.kv.page_elems + s.kv.layer_elems +
@@ -156,9 +157,8 @@ static void check_decode(const char *name)
                     elem;
 
             played_decode_rows(queries, group, key, value, &s.rotary, &s.kv, pos[t]);
-            n_other +=
-                memcmp(queries, s.qkv + (queries - s.raw), (size_t)group * dim * sizeof *queries) !=
-                0;
+            n_other += memcmp(queries, s.qkv + (queries - s.raw),
+                              (size_t)group * dim * sizeof *queries) != 0;
             n_other += memcmp(key, stored, row) != 0;
             n_other += memcmp(value, stored + s.kv.layer_elems / 2 * elem, row) != 0;
         }

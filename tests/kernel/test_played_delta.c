@@ -3,9 +3,8 @@
  * Goal: the gated delta rule as the GPU does it, without one. Method: its kernels played on the
  * host (play_portable.h) against the reference, results and states: heads of 128, which are fetched
  * in groups of four, and odd ones; decodes of both forms, few and many, chunks of the form by
- * channel, a sequence that begins, a padding one; states in float32, and in bfloat16; gates that are
- * given, and as products of a residual. Results are rounded to bfloat16
- * once. */
+ * channel, a sequence that begins, a padding one; states in float32, and in bfloat16; gates as
+ * products of a residual. Results are rounded to bfloat16 once. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +15,6 @@
 
 #define N_SEQS    4
 #define N_MANY    32
-#define DIM       44 /* of a residual */
 #define TOKENS    60
 #define PAGES_MAX 40
 #define N_PAGES   (N_MANY * PAGES_MAX)
@@ -57,8 +55,8 @@ static k_bf16 *narrowed(const float *f, size_t n)
 
 /* Numbers of a case, as the reference and the kernels read them. */
 struct delta_case {
-    float *taps, *a_log, *bias, *norm, *in, *gates, *a, *z, *pages, *want, *x, *rows, *sums;
-    k_bf16 *norm_low, *in_low, *z_low, *rows_low;
+    float *taps, *a_log, *bias, *norm, *in, *gates, *a, *z, *pages, *want;
+    k_bf16 *norm_low, *in_low, *z_low;
     void *pages_played;
     size_t n_out;
 };
@@ -122,37 +120,6 @@ static struct k_delta make_case(struct delta_case *c, const struct k_delta_shape
                             .z = c->z};
 }
 
-/* Gates as products: those of the reference are found here. */
-static struct k_delta_gating make_gating(struct delta_case *c, const struct k_delta_shape *s,
-                                         int n_tokens)
-{
-    int n_gates = k_delta_gates(s);
-
-    c->x = draw((size_t)(n_tokens * DIM), 3.0f);
-    c->rows = draw((size_t)((n_gates + 1) * DIM), 0.5f);
-    c->rows_low = narrowed(c->rows, (size_t)((n_gates + 1) * DIM));
-    c->sums = calloc((size_t)n_tokens, sizeof *c->sums);
-    for (int t = 0; t < n_tokens; t++) {
-        for (int i = 0; i < DIM; i++)
-            c->sums[t] += c->x[t * DIM + i] * c->x[t * DIM + i];
-        for (int g = 0; g < n_gates; g++) {
-            double sum = 0.0;
-
-            for (int i = 0; i < DIM; i++)
-                sum += (double)c->x[t * DIM + i] * (double)c->rows[n_gates * DIM + i] *
-                       (double)c->rows[g * DIM + i];
-            c->gates[t * n_gates + g] = (float)(sum / sqrt((double)c->sums[t] / DIM + 1e-5));
-        }
-    }
-    return (struct k_delta_gating){.w = c->rows_low,
-                                   .x = c->x,
-                                   .norm = c->rows_low + n_gates * DIM,
-                                   .sums = c->sums,
-                                   .dim = DIM,
-                                   .n_sums = 1,
-                                   .eps = 1e-5f};
-}
-
 /* Results of tokens that are no padding. */
 static void compare_results(const struct delta_case *c, const k_bf16 *got, size_t skip)
 {
@@ -181,7 +148,7 @@ static void compare_states(const struct delta_case *c, size_t n, bool is_bf16)
     ok(worst < (is_bf16 ? 8.1e-3 : 1e-4), "states: within %.1e", worst);
 }
 
-static void check(const struct k_delta_shape *s, enum step step, bool is_bf16, bool gates_itself)
+static void check(const struct k_delta_shape *s, enum step step, bool is_bf16)
 {
     size_t page = s->k_dim == 128 ? 2 * PAGE : PAGE, n_pages = N_PAGES * page;
     struct delta_case c = {0};
@@ -199,13 +166,11 @@ static void check(const struct k_delta_shape *s, enum step step, bool is_bf16, b
     c.pages_played = aligned_alloc(64, n_pages * (is_bf16 ? 2 : 4));
     memcpy(c.pages_played, c.pages, n_pages * (is_bf16 ? 2 : 4));
     p.d = d;
-    if (gates_itself)
-        p.d.gating = make_gating(&c, s, p.t.n_tokens);
     p.d.norm = c.norm_low;
     p.d.z = c.z_low;
     p.d.rows = aligned_alloc(64, ((size_t)p.t.n_tokens * k_delta_work(s) * 4 + 63) / 64 * 64);
     p.in = c.in_low;
-    p.gates = gates_itself ? NULL : c.gates;
+    p.gates = c.gates;
     p.out = calloc(c.n_out, sizeof *p.out);
     p.state = state;
     p.state.pages = c.pages_played;
@@ -214,16 +179,49 @@ static void check(const struct k_delta_shape *s, enum step step, bool is_bf16, b
         for (int head = 0; head < s->n_k_heads; head++)
             ref_delta_rule(c.want, c.in, c.gates, &d, &state, &p.t, seq, head);
     }
-    printf("# %d of %d heads of %d and %d, %s, %d tokens, states in %s%s\n", s->n_k_heads,
+    printf("# %d of %d heads of %d and %d, %s, %d tokens, states in %s\n", s->n_k_heads,
            s->n_v_heads, s->k_dim, s->v_dim, s->by_channel ? "by channel" : "by head", p.t.n_tokens,
-           is_bf16 ? "bfloat16" : "float32", gates_itself ? ", gates as products" : "");
+           is_bf16 ? "bfloat16" : "float32");
     ok(played_delta(&p) == 0, "no lane waits in vain");
     compare_results(&c, p.out, (size_t)k_delta_values(s));
     compare_states(&c, n_pages, is_bf16);
     free(c.taps), free(c.a_log), free(c.bias), free(c.norm), free(c.in), free(c.gates), free(c.a);
     free(c.z), free(c.pages), free(c.want), free(c.norm_low), free(c.in_low), free(c.z_low);
     free(c.pages_played), free(p.d.rows), free(p.out);
-    free(c.x), free(c.rows), free(c.sums), free(c.rows_low);
+}
+
+/* Gates of three tokens as products of a residual, whose sum of squares is in two parts. */
+static void check_gate(void)
+{
+    enum { TOKENS_GATED = 3, DIM = 620, GATES = 5 };
+    float *x = draw(TOKENS_GATED * DIM, 3.0f), *w = draw((GATES + 1) * DIM, 0.5f);
+    const float *norm = w + GATES * DIM;
+    k_bf16 *low = narrowed(w, (GATES + 1) * DIM);
+    float sums[TOKENS_GATED][2] = {0}, got[TOKENS_GATED][GATES];
+    const struct k_delta_gating g = {.w = low,
+                                     .x = x,
+                                     .norm = low + GATES * DIM,
+                                     .sums = sums[0],
+                                     .dim = DIM,
+                                     .n_sums = 2,
+                                     .eps = 1e-5f};
+    double worst = 0.0;
+
+    for (int i = 0; i < TOKENS_GATED * DIM; i++)
+        sums[i / DIM][i % 2] += x[i] * x[i];
+    ok(played_gate(got[0], &g, GATES, TOKENS_GATED) == 0, "no lane waits in vain");
+    for (int t = 0; t < TOKENS_GATED; t++) {
+        for (int k = 0; k < GATES; k++) {
+            double sum = 0.0;
+
+            for (int i = 0; i < DIM; i++)
+                sum += (double)x[t * DIM + i] * (double)norm[i] * (double)w[k * DIM + i];
+            sum /= sqrt(((double)sums[t][0] + (double)sums[t][1]) / DIM + 1e-5);
+            worst = fmax(worst, fabs((double)got[t][k] - sum) / (0.1 + fabs(sum)));
+        }
+    }
+    ok(worst < 1e-5, "gates as products: within %.1e", worst);
+    free(x), free(w), free(low);
 }
 
 int main(void)
@@ -231,13 +229,12 @@ int main(void)
     values_seed = tap_seed(1);
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
         for (int step = DECODES; step <= (shapes[i].by_channel ? CHUNKS : DECODES); step++) {
-            check(&shapes[i], (enum step)step, false, false);
-            check(&shapes[i], (enum step)step, true, false);
+            check(&shapes[i], (enum step)step, false);
+            check(&shapes[i], (enum step)step, true);
         }
     }
-    check(&shapes[0], MANY, false, false);
-    check(&shapes[0], MANY, true, false);
-    check(&shapes[0], DECODES, false, true);
-    check(&shapes[0], DECODES, true, true);
+    check_gate();
+    check(&shapes[0], MANY, false);
+    check(&shapes[0], MANY, true);
     return tap_done();
 }
