@@ -88,7 +88,6 @@ struct few_ring {
     int stage, parity;                 /* of the box to be multiplied next */
     int item, last, expert, box, left; /* to be loaded next; left: passes over its columns */
     int row;                           /* of the item in its expert */
-    bool is_dry;                       /* nothing is requested (few_choose_kernel()) */
     const char *strip;                 /* MXFP4: the item's first record */
 };
 
@@ -189,7 +188,7 @@ static __device__ inline void few_load(few_ring &r, const CUtensorMap *map, cons
 {
     if (r.item >= r.last)
         return;
-    if (leads() && !r.is_dry) {
+    if (leads()) {
         char *to = r.boxes + stage * few_box_bytes<FORMAT>();
 
         if constexpr (FORMAT == EXPERTS_MXFP4) {
@@ -694,8 +693,8 @@ static __device__ inline void few_choose_by_warp(few_shared<FORMAT, 8> &s, const
 }
 
 /* The first product of one token, with the choice of its experts. Code that a block runs once a
- * layer takes longer to be fetched than to run: so it chooses and looks its items up once before
- * the logits are there, from those of the layer before, and throws that away. */
+ * layer takes longer to be fetched than to run: so it chooses once before the logits are there,
+ * from those of the layer before, and throws that away. */
 template <int FORMAT, bool X_SHARED>
 static __global__ void __launch_bounds__((few_shared<FORMAT, 8>::THREADS), 1)
     few_choose_kernel(const __grid_constant__ CUtensorMap map, const __grid_constant__ few_args a,
@@ -718,15 +717,13 @@ static __global__ void __launch_bounds__((few_shared<FORMAT, 8>::THREADS), 1)
         }
         if (warp == 0)
             few_choose_by_warp<FORMAT>(s, c, is_padding, turn == 1 && blockIdx.x == 0);
-        __syncthreads();
-        r.seen = s.chosen[threadIdx.x % 32];
-        r.n_touched = s.chosen[0];
-        r.is_dry = turn == 0;
-        items = few_items_of_block(r.n_touched * a.n_tiles);
-        few_begin<FORMAT>(r, &map, a, items.first, items.last);
-        __syncthreads(); /* `chosen` is read */
     }
+    __syncthreads();
     let_next_begin();
+    r.seen = s.chosen[threadIdx.x % 32];
+    r.n_touched = s.chosen[0];
+    items = few_items_of_block(r.n_touched * a.n_tiles);
+    few_begin<FORMAT>(r, &map, a, items.first, items.last);
     if (X_SHARED)
         few_wait_for_x();
     for (int item = items.first + warp / 2; item < r.last; item += r.pairs)
