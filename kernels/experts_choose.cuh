@@ -318,8 +318,8 @@ static __device__ inline int route_choose_in(const route_args &a, int token, boo
 
 /* --- one token by a block --------------------------------------------------------------------- */
 
-/* Few tokens have all threads of a block in turn, an expert each: one slot after another by a warp
- * takes 9 us with 256 experts. Same bits. */
+/* One token has all threads of a block, an expert each: one slot after another by a warp takes 9 us
+ * with 256 experts. Several tokens one after another are slower than a warp for each. Same bits. */
 #define ROUTE_WARPS 16
 
 struct route_desk {

@@ -28,7 +28,6 @@
 #define SLICED_MAX    1024 /* tokens up to which each slice has a warp */
 #define AHEAD         4    /* chunks of a slice that a warp has requested, where tokens are few */
 #define SCAN          1024
-#define TOKENS_BY_ALL 4 /* whose experts are chosen by a block, one after another */
 
 /* --- logits ----------------------------------------------------------------------------------- */
 
@@ -483,10 +482,9 @@ static __global__ void __launch_bounds__(FEW_THREADS) route_kernel(route_args a)
     route_make_logits<true>(a, blockIdx.x * a.high, token, (float *)shared);
     if (!route_is_last_block(a.m.done + 1 + blockIdx.y, gridDim.x))
         return;
-    if (a.n <= TOKENS_BY_ALL && route_takes_block(a.r)) {
-        for (int i = 0; i < a.n; i++)
-            id = route_choose_by_all(a, i, desk);
-    } else if (warp < WARPS && token + warp < a.n)
+    if (a.n == 1 && route_takes_block(a.r))
+        id = route_choose_by_all(a, 0, desk);
+    else if (warp < WARPS && token + warp < a.n)
         id = route_choose_in(a, token + warp, is_padding, shared);
     if (a.n == 1) {
         if (warp == 0)
