@@ -18,16 +18,16 @@
  * depends on which block comes first: same input, same order. */
 #include "kernels/experts_choose.cuh"
 
-#define WARPS         K_MIXING_WARPS
-#define THREADS       (WARPS * 32)
-#define SLICES        16
-#define FEW_THREADS   (SLICES * 32)
-#define TILE          16   /* experts of a tile */
-#define CHUNK         32   /* elements of a step */
-#define TOKENS_WIDE   64   /* of a warp that has all slices */
-#define SLICED_MAX    1024 /* tokens up to which each slice has a warp */
-#define AHEAD         4    /* chunks of a slice that a warp has requested, where tokens are few */
-#define SCAN          1024
+#define WARPS       K_MIXING_WARPS
+#define THREADS     (WARPS * 32)
+#define SLICES      16
+#define FEW_THREADS (SLICES * 32)
+#define TILE        16   /* experts of a tile */
+#define CHUNK       32   /* elements of a step */
+#define TOKENS_WIDE 64   /* of a warp that has all slices */
+#define SLICED_MAX  1024 /* tokens up to which each slice has a warp */
+#define AHEAD       4    /* chunks of a slice that a warp has requested, where tokens are few */
+#define SCAN        1024
 
 /* --- logits ----------------------------------------------------------------------------------- */
 
