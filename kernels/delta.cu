@@ -23,6 +23,7 @@
 
 #define CONV_WARPS   8
 #define GATE_THREADS 128
+#define GATE_ROOM    33 /* floats of block_sum() */
 
 #define RANKS_MAX    4 /* sequences whose heads are divided among blocks */
 
@@ -299,7 +300,7 @@ static __global__ void __launch_bounds__(ONE_THREADS, 3) delta_one_kernel(const 
 static __global__ void __launch_bounds__(GATE_THREADS)
     delta_gate_kernel(float *gates, const struct k_delta_gating g)
 {
-    __shared__ float sums[2][33];
+    extern __shared__ __align__(16) float delta_memory[]; /* two of block_sum() */
     const float *x = g.x + (size_t)blockIdx.y * g.dim;
     const k_bf16 *w = g.w + (size_t)blockIdx.x * g.dim;
     float sum = 0.0f, squares = 0.0f;
@@ -315,8 +316,8 @@ static __global__ void __launch_bounds__(GATE_THREADS)
     }
     for (int i = threadIdx.x; i < g.n_sums; i += GATE_THREADS)
         squares += g.sums[(size_t)blockIdx.y * g.n_sums + i];
-    sum = block_sum(sum, sums[0]);
-    squares = block_sum(squares, sums[1]);
+    sum = block_sum(sum, delta_memory);
+    squares = block_sum(squares, delta_memory + GATE_ROOM);
     if (threadIdx.x == 0)
         gates[(size_t)blockIdx.y * gridDim.x + blockIdx.x] = sum * rsqrtf(squares / g.dim + g.eps);
     wait_for_previous();
@@ -326,7 +327,8 @@ int k_delta_gate(float *gates, const struct k_delta_gating *g, int n_gates, int 
 {
     if (n < 1 || n > K_DELTA_GATING_MAX || g->dim % 4 != 0)
         return -1;
-    return K_LAUNCH_EARLY(delta_gate_kernel, dim3(n_gates, n), GATE_THREADS, stream, gates, *g);
+    return delta_launch_early(delta_gate_kernel, dim3(n_gates, n), GATE_THREADS,
+                              2 * GATE_ROOM * sizeof(float), 1, stream, gates, *g);
 }
 
 /* --- several tokens: the convolution ---------------------------------------------------------- */

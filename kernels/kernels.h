@@ -698,8 +698,8 @@ int k_attn_is_brief(const struct k_attn_plan *plan, const struct k_kv *kv, int n
  * 128 and 256; not with norms of values, shared pages or heads above 256. */
 int k_attn_rotates(const struct k_rotary *r, const struct k_kv *kv);
 
-/* Can k_attn() include ref_shut() for the tokens of this plan? */
-int k_attn_shuts(const struct k_attn_plan *plan);
+/* Can k_attn() include ref_shut() for the tokens of this plan? Not with a cap of scores. */
+int k_attn_shuts(const struct k_attn_plan *plan, const struct k_kv *kv);
 
 size_t k_attn_schedule_bytes(int n_decodes);
 size_t k_attn_work_bytes(int head_dim, int n_heads, int n_kv_heads);

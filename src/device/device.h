@@ -413,7 +413,7 @@ struct device_ops {
                         const struct k_choice *chosen, int n_heads, float scale);
     /* x and gate [n][width], k_shut(); `to` as above. shut_attn(): the attn() that comes next does
      * it, with these gates; false: it cannot, in this step. NULL: it never can. */
-    bool (*shut_attn)(struct device *d, const void *gate);
+    bool (*shut_attn)(struct device *d, const void *gate, const struct k_kv *kv);
     void (*shut)(struct device *d, void *x, const void *gate, int width, int n,
                  const struct k_matrix *to);
     /* in [n][2 * ff_dim], out [n][ff_dim]; `to` as of rmsnorm(). */

@@ -79,11 +79,11 @@ void layers_gate_by(struct device *d, struct device_rows *out, const void *in,
 }
 
 /* The tiles of the step are known since rope_kv(). */
-bool layers_shut_attn(struct device *d, const void *gate)
+bool layers_shut_attn(struct device *d, const void *gate, const struct k_kv *kv)
 {
     struct k_attn_plan *plan = &cuda_of(d)->plan;
 
-    if (cuda_of(d)->has_chunks || k_attn_shuts(plan) == 0)
+    if (cuda_of(d)->has_chunks || k_attn_shuts(plan, kv) == 0)
         return false;
     plan->gates = gate;
     return true;

@@ -255,7 +255,7 @@ void layers_norm_squares(struct device *d, void *x, const void *squares,
                          const struct k_split_norms *s, int n);
 void layers_gate(struct device *d, struct device_rows *out, const void *in, enum k_activation kind,
                  int ff_dim, int n, const struct k_matrix *to);
-bool layers_shut_attn(struct device *d, const void *gate);
+bool layers_shut_attn(struct device *d, const void *gate, const struct k_kv *kv);
 void layers_shut(struct device *d, void *x, const void *gate, int width, int n,
                  const struct k_matrix *to);
 void layers_gate_by(struct device *d, struct device_rows *out, const void *in,

@@ -537,7 +537,7 @@ void pass_attend(const struct pass *p, const struct attn_plan *attn, const struc
 
     op->rope_kv(p->d, acts->mixer_in, kv, rotary, attn->n_heads);
     if (attn->has_gate && op->shut_attn != NULL)
-        shuts = op->shut_attn(p->d, acts->gates);
+        shuts = op->shut_attn(p->d, acts->gates, kv);
     op->attn(p->d, acts->mixed.data, acts->mixer_in, kv, attn->n_heads, attn->scale,
              p->fused && (!attn->has_gate || shuts) ? reader : NULL);
     if (attn->has_gate && !shuts)

@@ -578,7 +578,7 @@ static void check_fused(const struct attn_case *c)
     ok(gpu_get(pages[0], apart, bytes) && gpu_get(pages[1], fused, bytes) &&
            memcmp(pages[0], pages[1], bytes) == 0,
        "written within, the same pages");
-    if (k_attn_shuts(&with_turns))
+    if (k_attn_shuts(&with_turns, &r->dev_kv))
         check_gates(r, raw, &with_turns, out[0]);
     free(out[0]), free(out[1]), free(out[2]), free(pages[0]), free(pages[1]);
     run_close(r);

@@ -340,8 +340,8 @@ static void check_routes(struct run *r, const struct k_tokens *t, const int32_t 
     free(want.weights);
 }
 
-/* Few tokens are chosen for in another way: the first one's choices and weights are the same bits
- * as among many. */
+/* One token is chosen for in another way: its choices and weights are the same bits as among
+ * many. */
 static void check_few_routes(struct run *r, const char *name)
 {
     size_t n = (size_t)r->s.n_used;
