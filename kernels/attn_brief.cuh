@@ -189,7 +189,7 @@ template <int D, int TYPE, bool WINDOWED> struct brief {
     }
 };
 
-/* NORMED: heads of 128 that are normed before they are rotated. */
+/* NORMED: heads of 128 or 256 that are normed before they are rotated. */
 template <int D, int TYPE, bool NORMED, bool WINDOWED>
 static __global__ void __cluster_dims__(8, 1, 1)
     __launch_bounds__(DECODE_WARPS * 32, D > 256 ? 1 : 2)

@@ -511,7 +511,7 @@ template <int D, int TYPE, int HEADS, bool WINDOWED> struct decode {
     }
 };
 
-/* NORMED: heads of 128 that are normed before they are rotated. */
+/* NORMED: heads of 128 or 256 that are normed before they are rotated. */
 template <int D, int TYPE, int HEADS, bool NORMED, bool WINDOWED>
 static __global__ void __launch_bounds__(THREADS, 2)
     attn_decode_kernel(const __grid_constant__ CUtensorMap map,
@@ -676,7 +676,9 @@ template <int TYPE>
 static int decode_choose_d(decode_args &a, const struct k_attn_plan *plan, k_stream stream)
 {
     if (a.q_norm != NULL)
-        return a.kv.head_dim == 128 ? decode_choose_heads<128, TYPE, true>(a, plan, stream) : -1;
+        return a.kv.head_dim == 128   ? decode_choose_heads<128, TYPE, true>(a, plan, stream)
+               : a.kv.head_dim == 256 ? decode_choose_heads<256, TYPE, true>(a, plan, stream)
+                                      : -1;
     switch (decode_d(a.kv.head_dim)) {
     case 64: return decode_choose_heads<64, TYPE, false>(a, plan, stream);
     case 80: return decode_choose_heads<80, TYPE, false>(a, plan, stream);
@@ -701,7 +703,7 @@ int k_attn_rotates_sm90(const struct k_rotary *r, const struct k_kv *kv)
 {
     if (kv->is_shared || r->norms_values || kv->head_dim > 256)
         return 0;
-    return r->q_norm == NULL || (kv->head_dim == 128 && !r->norms_after);
+    return r->q_norm == NULL || ((kv->head_dim == 128 || kv->head_dim == 256) && !r->norms_after);
 }
 
 /* All scores are in units of log2, so that weights need exp2 only. */
@@ -729,6 +731,7 @@ int k_attn_decode_sm90(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv,
     args.blocks = decode_blocks(kv->head_dim, args.group);
     args.width = k_qkv_heads(kv, n_heads) * kv->head_dim;
     args.is_half = plan->out_is_half;
+    args.gates = plan->gates;
     args.scale = scale * LOG2_E;
     args.weight = 1.0f;
     if (kv->type == K_BF16)

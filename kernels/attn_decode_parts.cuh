@@ -50,6 +50,14 @@ template <int D, int TYPE, int HEADS> struct decode_parts {
         return ((size_t)token * a.n_heads + head + lane % 4 * 2) * hd + d;
     }
 
+    /* Write an element of out. */
+    static __device__ __forceinline__ void write_one(const decode_args &a, size_t at, float x)
+    {
+        if (a.gates != NULL)
+            x /= 1.0f + __expf(-load_bf16(a.gates + at));
+        store_x(a.out, at, x, a.is_half);
+    }
+
     /* Write one float4 of O^T: two elements of two heads, of which n_heads and n_elems exist. */
     static __device__ __forceinline__ void write_four(const decode_args &a, size_t at, float4 o,
                                                       float2 weight, int n_heads, int n_elems)
@@ -57,13 +65,13 @@ template <int D, int TYPE, int HEADS> struct decode_parts {
         int hd = a.kv.head_dim;
 
         if (n_heads > 0 && n_elems > 0)
-            store_x(a.out, at, o.x * weight.x, a.is_half);
+            write_one(a, at, o.x * weight.x);
         if (n_heads > 0 && n_elems > FAR)
-            store_x(a.out, at + FAR, o.z * weight.x, a.is_half);
+            write_one(a, at + FAR, o.z * weight.x);
         if (n_heads > 1 && n_elems > 0)
-            store_x(a.out, at + hd, o.y * weight.y, a.is_half);
+            write_one(a, at + hd, o.y * weight.y);
         if (n_heads > 1 && n_elems > FAR)
-            store_x(a.out, at + hd + FAR, o.w * weight.y, a.is_half);
+            write_one(a, at + hd + FAR, o.w * weight.y);
     }
 
     /* What a head's sink adds to the sum of weights relative to top. Heads beyond the last one have

@@ -34,7 +34,8 @@ struct decode_args {
     /* For norms of heads: */
     const k_bf16 *q_norm, *k_norm; /* NULL: none */
     float eps;
-    int width; /* elements of a row of qkv */
+    int width;           /* elements of a row of qkv */
+    const k_bf16 *gates; /* as those of the plan */
 };
 
 template <int D, int TYPE, int HEADS> struct decode_warp {
@@ -135,39 +136,53 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
         return make_float4(a.x, b.x, a.y, b.y);
     }
 
-    /* Norm a head of 128, which the warp has completely, and rotate it as turn_words() does. */
-    static __device__ __forceinline__ float4 norm_and_turn(uint32_t low, uint32_t high, float4 turn,
-                                                           uint2 weights, float eps)
+    /* The norm's factor of a head of D elements, which the warp has completely, in the order of
+     * rope.cu. */
+    static __device__ __forceinline__ float norm_inverse(const uint32_t (&low)[PAIRS],
+                                                         const uint32_t (&high)[PAIRS], float eps)
     {
-        float4 x = make_float4(low_half(low), high_half(low), low_half(high), high_half(high));
-        float sum = square_four(x), inverse;
-        float2 a, b;
+        float sum = 0.0f;
 
 #pragma unroll
-        for (int row_tile = 1; row_tile < 32; row_tile *= 2)
-            sum = __fadd_rn(sum, __shfl_xor_sync(~0U, sum, row_tile));
-        inverse = head_inverse(sum, 1.0f / 128.0f, eps);
-        a = turn_pair(normed(x.x, inverse, low_half(weights.x)),
-                      normed(x.z, inverse, low_half(weights.y)), make_float2(turn.x, turn.y));
-        b = turn_pair(normed(x.y, inverse, high_half(weights.x)),
-                      normed(x.w, inverse, high_half(weights.y)), make_float2(turn.z, turn.w));
+        for (int j = 0; j < PAIRS; j++) {
+            float part = square_four(make_float4(low_half(low[j]), high_half(low[j]),
+                                                 low_half(high[j]), high_half(high[j])));
+
+#pragma unroll
+            for (int row_tile = 1; row_tile < 32; row_tile *= 2)
+                part = __fadd_rn(part, __shfl_xor_sync(~0U, part, row_tile));
+            sum = j == 0 ? part : __fadd_rn(sum, part);
+        }
+        return head_inverse(sum, 1.0f / D, eps);
+    }
+
+    /* Multiply words of a head with its factor and the norm's weights, and rotate them as
+     * turn_words() does. */
+    static __device__ __forceinline__ float4 norm_and_turn(uint32_t low, uint32_t high, float4 turn,
+                                                           uint2 weights, float inverse)
+    {
+        float2 a = turn_pair(normed(low_half(low), inverse, low_half(weights.x)),
+                             normed(low_half(high), inverse, low_half(weights.y)),
+                             make_float2(turn.x, turn.y));
+        float2 b = turn_pair(normed(high_half(low), inverse, high_half(weights.x)),
+                             normed(high_half(high), inverse, high_half(weights.y)),
+                             make_float2(turn.z, turn.w));
+
         return make_float4(a.x, b.x, a.y, b.y);
     }
 
-    static __device__ __forceinline__ uint2 norm_words(const k_bf16 *weights)
+    static __device__ __forceinline__ uint2 norm_words(const k_bf16 *weights, int j)
     {
-        const uint32_t *words = (const uint32_t *)weights + threadIdx.x % 32;
+        const uint32_t *words = (const uint32_t *)weights + threadIdx.x % 32 + 32 * j;
 
-        return make_uint2(words[0], words[32]);
+        return make_uint2(words[0], words[D / 4]);
     }
 
-    /* Norm, if NORMED, and rotate the queries on the desk. */
-    template <bool NORMED>
-    static __device__ __forceinline__ void turn_queries(char *desk, const decode_args &a,
-                                                        int n_heads, int hd, const float2 *turn)
+    /* Rotate the queries on the desk. */
+    static __device__ __forceinline__ void turn_plain(char *desk, int n_heads, int hd,
+                                                      const float2 *turn)
     {
         int half = hd / 2;
-        uint2 weights = NORMED ? norm_words(a.q_norm) : make_uint2(0, 0);
 
 #pragma unroll
         for (int j = 0; j < PAIRS; j++) {
@@ -180,13 +195,57 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
 #pragma unroll 4
             for (int h = 0; h < n_heads; h++) {
                 uint32_t *at = (uint32_t *)(desk + h * DESK_ROW + d * 2);
-                float4 y = NORMED ? norm_and_turn(at[0], at[half / 2], turns, weights, a.eps)
-                                  : turn_words(at[0], at[half / 2], turns);
+                float4 y = turn_words(at[0], at[half / 2], turns);
 
                 at[0] = pack_bf16(y.x, y.y);
                 at[half / 2] = pack_bf16(y.z, y.w);
             }
         }
+    }
+
+    /* Norm and rotate the queries on the desk; heads of D elements. */
+    static __device__ __forceinline__ void norm_queries(char *desk, const decode_args &a,
+                                                        int n_heads, const float2 *turn)
+    {
+        float4 turns[PAIRS];
+        uint2 weights[PAIRS];
+
+#pragma unroll
+        for (int j = 0; j < PAIRS; j++) {
+            turns[j] = *(const float4 *)(turn + threadIdx.x % 32 * 2 + 64 * j);
+            weights[j] = norm_words(a.q_norm, j);
+        }
+#pragma unroll 4
+        for (int h = 0; h < n_heads; h++) {
+            uint32_t *at = (uint32_t *)(desk + h * DESK_ROW) + threadIdx.x % 32;
+            uint32_t low[PAIRS], high[PAIRS];
+            float inverse;
+
+#pragma unroll
+            for (int j = 0; j < PAIRS; j++) {
+                low[j] = at[32 * j];
+                high[j] = at[32 * j + D / 4];
+            }
+            inverse = norm_inverse(low, high, a.eps);
+#pragma unroll
+            for (int j = 0; j < PAIRS; j++) {
+                float4 y = norm_and_turn(low[j], high[j], turns[j], weights[j], inverse);
+
+                at[32 * j] = pack_bf16(y.x, y.y);
+                at[32 * j + D / 4] = pack_bf16(y.z, y.w);
+            }
+        }
+    }
+
+    /* Norm, if NORMED, and rotate the queries on the desk. */
+    template <bool NORMED>
+    static __device__ __forceinline__ void turn_queries(char *desk, const decode_args &a,
+                                                        int n_heads, int hd, const float2 *turn)
+    {
+        if constexpr (NORMED)
+            norm_queries(desk, a, n_heads, turn);
+        else
+            turn_plain(desk, n_heads, hd, turn);
     }
 
     /* Copy queries to the desk element by element, rotated if there are turns. */
@@ -289,6 +348,7 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
         int hd = a.kv.head_dim, half = hd / 2, lane = threadIdx.x % 32;
         char *values = rows + DESK_ROW;
         uint32_t low[PAIRS], high[PAIRS], v[2 * PAIRS];
+        float inverse = 0.0f;
 
 #pragma unroll
         for (int j = 0; j < PAIRS; j++) {
@@ -298,6 +358,8 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
             v[2 * j + 1] = *(const uint32_t *)(values + (2 * lane + 128 * j + 64) % D * 2);
         }
         __syncwarp();
+        if constexpr (NORMED)
+            inverse = norm_inverse(low, high, a.eps);
 #pragma unroll
         for (int j = 0; j < PAIRS; j++) {
             int d = 2 * lane + 64 * j;
@@ -306,7 +368,7 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
             if (d >= half)
                 break;
             y = NORMED ? norm_and_turn(low[j], high[j], *(const float4 *)(turn + d),
-                                       norm_words(a.k_norm), a.eps)
+                                       norm_words(a.k_norm, j), inverse)
                        : turn_words(low[j], high[j], *(const float4 *)(turn + d));
             put_two(rows + d * tile::ELEM, stored_two(KV, a.kv.k_scale, y.x, y.y));
             put_two(rows + (d + half) * tile::ELEM, stored_two(KV, a.kv.k_scale, y.z, y.w));

@@ -71,6 +71,11 @@ bool k_attn_caps(void)
 #endif
 }
 
+int k_attn_shuts(const struct k_attn_plan *plan, const struct k_kv *kv)
+{
+    return !k_is_portable() && plan->n_tiles == 0 && kv->cap == 0.0f && kv->value_dim == 0;
+}
+
 int k_multiply_takes(const struct k_matrix *w, int n)
 {
     return CHOOSE(k_multiply_takes, w, n);

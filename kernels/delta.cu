@@ -13,13 +13,19 @@
  * norm and the gate.
  *
  * Heads of other sizes than 128 take the same kernels with checks. */
+#include "config.h"
+
 #include "kernels/delta.cuh"
 
-#define ONE_THREADS 512
-#define ONE_WARPS   (ONE_THREADS / 32)
-#define ONE_ROWS    (DELTA_DIM / ONE_WARPS) /* of a warp */
+#define ONE_THREADS  512
+#define ONE_WARPS    (ONE_THREADS / 32)
+#define ONE_ROWS     (DELTA_DIM / ONE_WARPS) /* of a warp */
 
-#define CONV_WARPS  8
+#define CONV_WARPS   8
+#define GATE_THREADS 128
+#define GATE_ROOM    33 /* floats of block_sum() */
+
+#define RANKS_MAX    4 /* sequences whose heads are divided among blocks */
 
 static_assert(DELTA_DIM == 4 * 32, "four columns or channels of a head per lane");
 static_assert(4 * DELTA_DIM == ONE_THREADS, "a thread convolves one channel, or has a factor");
@@ -287,6 +293,44 @@ static __global__ void __launch_bounds__(ONE_THREADS, 3) delta_one_kernel(const 
     delta_one_finish<by_channel>(a, shared, token, head);
 }
 
+/* --- gates ---------------------------------------------------------------------------------- */
+
+/* Block x has a gate, block y a token. The next kernel may begin at once: it waits for the end of
+ * this one, which is behind that of the kernel before. */
+static __global__ void __launch_bounds__(GATE_THREADS)
+    delta_gate_kernel(float *gates, const struct k_delta_gating g)
+{
+    extern __shared__ __align__(16) float delta_memory[]; /* two of block_sum() */
+    const float *x = g.x + (size_t)blockIdx.y * g.dim;
+    const k_bf16 *w = g.w + (size_t)blockIdx.x * g.dim;
+    float sum = 0.0f, squares = 0.0f;
+
+    let_next_begin();
+#pragma unroll 4
+    for (int at = threadIdx.x * 4; at < g.dim; at += GATE_THREADS * 4) {
+        float4 v = *(const float4 *)(x + at);
+        float4 by = state_widen_four(*(const uint2 *)(g.norm + at)),
+               of = state_widen_four(*(const uint2 *)(w + at));
+
+        sum += (v.x * by.x * of.x + v.y * by.y * of.y) + (v.z * by.z * of.z + v.w * by.w * of.w);
+    }
+    for (int i = threadIdx.x; i < g.n_sums; i += GATE_THREADS)
+        squares += g.sums[(size_t)blockIdx.y * g.n_sums + i];
+    sum = block_sum(sum, delta_memory);
+    squares = block_sum(squares, delta_memory + GATE_ROOM);
+    if (threadIdx.x == 0)
+        gates[(size_t)blockIdx.y * gridDim.x + blockIdx.x] = sum * rsqrtf(squares / g.dim + g.eps);
+    wait_for_previous();
+}
+
+int k_delta_gate(float *gates, const struct k_delta_gating *g, int n_gates, int n, k_stream stream)
+{
+    if (n < 1 || n > K_DELTA_GATING_MAX || g->dim % 4 != 0)
+        return -1;
+    return delta_launch_early(delta_gate_kernel, dim3(n_gates, n), GATE_THREADS,
+                              2 * GATE_ROOM * sizeof(float), 1, stream, gates, *g);
+}
+
 /* --- several tokens: the convolution ---------------------------------------------------------- */
 
 /* The factors of a head's matrix before a token, by a warp. */
@@ -397,8 +441,14 @@ template <state_type type> static int delta_launch_one(const delta_args &args, k
     return delta_launch_form<type, false>(args, stream);
 }
 
+/* whole: heads of 128, whose matrices lie in groups of four. */
 static int delta_run_one(const delta_args &args, bool whole, k_stream stream)
 {
+#ifdef HAVE_SM90
+    if (delta_sole_takes(&args.d.shape, &args.state))
+        return args.t.n_seqs <= RANKS_MAX ? delta_run_ranks(args, stream)
+                                          : delta_run_sole(args, stream);
+#endif
     if (!whole)
         return delta_launch_one<STATE_EITHER>(args, stream);
     if (args.state.is_bf16)

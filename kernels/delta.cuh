@@ -24,6 +24,12 @@ struct delta_args {
     int z_pitch;     /* to the next one */
 };
 
+/* One token per sequence and heads of 128 with factors of heads: the launchers of delta_one.cu, for
+ * what delta_sole_takes(), and of sm90_delta.cu, for few sequences of that. */
+bool delta_sole_takes(const struct k_delta_shape *s, const struct k_state *state);
+int delta_run_sole(const delta_args &a, k_stream stream);
+int delta_run_ranks(const delta_args &a, k_stream stream);
+
 /* The launchers of delta_chunk.cu and delta_channel.cu: sequences with several tokens, from the
  * rows that delta_convolve_kernel() has written; results replace v in them. The second one is for
  * factors by channel. */
@@ -56,6 +62,33 @@ static __device__ inline bool delta_in_fours(const struct k_delta_shape &s)
 {
     return s.k_dim % 4 == 0 && s.v_dim % 4 == 0;
 }
+
+#ifdef gridDim /* played on the host */
+#define delta_launch_early(kernel, grid, block, bytes, n_ranks, stream, ...) \
+    K_LAUNCH(kernel, grid, block, bytes, stream, __VA_ARGS__)
+#else
+/* A launch that may begin while the kernel in front of it still runs, in clusters of n_ranks. */
+template <class... P, class... A>
+static inline int delta_launch_early(void (*kernel)(P...), dim3 grid, unsigned block, size_t bytes,
+                                     unsigned n_ranks, k_stream stream, A... args)
+{
+    cudaLaunchAttribute attributes[2] = {};
+    cudaLaunchConfig_t config = {};
+
+    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[0].val.programmaticStreamSerializationAllowed = 1;
+    attributes[1].id = cudaLaunchAttributeClusterDimension;
+    attributes[1].val.clusterDim.x = n_ranks;
+    attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
+    config.gridDim = grid;
+    config.blockDim = dim3(block);
+    config.dynamicSmemBytes = bytes;
+    config.stream = (cudaStream_t)stream;
+    config.attrs = attributes;
+    config.numAttrs = k_is_portable() ? 0 : n_ranks > 1 ? 2 : 1;
+    return cudaLaunchKernelEx(&config, kernel, args...) == cudaSuccess ? 0 : -1;
+}
+#endif
 
 /* --- addresses ------------------------------------------------------------------------------ */
 

@@ -68,6 +68,20 @@ K_BOTH size_t k_delta_elems(const struct k_delta_shape *s)
     return (n + 3) / 4 * 4;
 }
 
+/* Rows of gates b and a of few tokens, from the residual and its sums of squares:
+ * gates [n][n_gates] = w * norm(x). The launch in front must not write what is read here: it may
+ * still run. */
+#define K_DELTA_GATING_MAX 8 /* tokens */
+struct k_delta_gating {
+    const k_bf16 *w;    /* [n_gates][dim] */
+    const float *x;     /* [n][dim] */
+    const k_bf16 *norm; /* [dim] */
+    const float *sums;  /* [n][n_sums] */
+    int dim, n_sums;    /* dim: a multiple of 4 */
+    float eps;
+};
+int k_delta_gate(float *gates, const struct k_delta_gating *g, int n_gates, int n, k_stream stream);
+
 /* A layer's weights: float32 on both sides, except norm. */
 struct k_delta {
     struct k_delta_shape shape;

@@ -8,7 +8,7 @@
  * block, which have eight elements each; so it is the same every time, without atomics. */
 #include "config.h"
 
-#include "kernels/experts.cuh"
+#include "kernels/experts_choose.cuh"
 #include "kernels/mxfp4.h"
 
 #define THREADS    256
@@ -316,17 +316,22 @@ static int experts_run_many(const struct k_mixing *m, struct experts_product *fi
     return rc;
 }
 
-/* Both products on Hopper; `end`, which may be NULL, becomes NULL if that is done too. */
+/* Both products on Hopper; `end`, which may be NULL, becomes NULL if that is done too. choice NULL:
+ * it is made. */
 static int experts_run_sm90(const struct k_mixing *m, struct experts_product *first,
                             const struct experts_product *second, int in, int down,
-                            const struct k_mixing_end **end, int n_sms, k_stream stream)
+                            const struct k_mixing_end **end, const route_args *choice, int n_sms,
+                            k_stream stream)
 {
     int rc;
 
     if (first->n_tokens > K_MIXING_FEW && first->n_out % 8 == 0 && first->n_in % 8 == 0)
         return experts_run_many(m, first, second, (enum experts_format)in,
                                 (enum experts_format)down, n_sms, stream);
-    rc = experts_run_few(first, in, n_sms, stream);
+    if (choice != NULL)
+        rc = experts_few_choose(first, choice, (enum experts_format)in, n_sms, stream);
+    else
+        rc = experts_run_few(first, in, n_sms, stream);
     if (rc == 0 && *end != NULL && experts_few_sums(second, (enum experts_format)down, n_sms)) {
         const struct experts_end sum = experts_end_of(m, *end);
 
@@ -362,10 +367,14 @@ static struct experts_product experts_product_of(const struct k_mixing *m,
     return p;
 }
 
-int k_run_experts(const struct k_mixing *m, const k_bf16 *x, const struct k_half_normed *norm,
-                  const struct k_experts *e, const struct k_mixing_end *end, int n, int n_used,
-                  int n_sms, k_stream stream)
+/* choice NULL: it is made. */
+static int experts_run(const struct k_mixing *m, const struct k_mixing_input *input,
+                       const struct k_mixing_end *end, const route_args *choice, int n_sms,
+                       k_stream stream)
 {
+    const struct k_half_normed *norm = input->norm;
+    const struct k_experts *e = input->experts;
+    int n = input->n, n_used = input->router->n_used;
     struct experts_product first = experts_product_of(m, e, &e->in, n, n_used);
     struct experts_product second = experts_product_of(m, e, &e->down, n, n_used);
     int in = experts_format_of(&first, &e->in.format),
@@ -378,7 +387,7 @@ int k_run_experts(const struct k_mixing *m, const k_bf16 *x, const struct k_half
         return -1;
     if (norm != NULL)
         first.inverse = m->inverse;
-    first.x = x;
+    first.x = input->x;
     first.out = m->ff;
     first.n_out = e->ff_dim;
     first.is_gated = true;
@@ -394,9 +403,43 @@ int k_run_experts(const struct k_mixing *m, const k_bf16 *x, const struct k_half
 #endif
 #ifdef HAVE_SM90
     if (!k_is_portable())
-        rc = experts_run_sm90(m, &first, &second, in, down, &end, n_sms, stream);
+        rc = experts_run_sm90(m, &first, &second, in, down, &end, choice, n_sms, stream);
 #else
-    (void)n_sms;
+    (void)n_sms, (void)choice;
 #endif
     return rc != 0 || end == NULL ? rc : k_combine(m, end, n, stream);
+}
+
+int k_run_experts(const struct k_mixing *m, const struct k_mixing_input *in,
+                  const struct k_mixing_end *end, int n_sms, k_stream stream)
+{
+    return experts_run(m, in, end, NULL, n_sms, stream);
+}
+
+/* Does the first product choose? */
+static bool experts_choose_late(const struct k_mixing_input *in)
+{
+#ifdef HAVE_SM90
+    const struct k_matrix *first = &in->experts->in, *second = &in->experts->down;
+
+    if (k_is_portable() || in->n != 1 || in->router->n_used > FEW_CHOOSE_MAX)
+        return false;
+    return (!k_format_is_plain(&first->format) || first->n_in % 8 == 0) &&
+           (!k_format_is_plain(&second->format) || second->n_in % 8 == 0);
+#else
+    (void)in;
+    return false;
+#endif
+}
+
+int k_mix_experts(const struct k_mixing *m, const struct k_mixing_input *in,
+                  const struct k_mixing_end *end, int n_sms, k_stream stream)
+{
+    route_args choice;
+
+    if (!experts_choose_late(in))
+        return k_route(m, in, stream) == 0 ? experts_run(m, in, end, NULL, n_sms, stream) : -1;
+    if (route_prepare(&choice, m, in) != 0 || route_logits_of_one(&choice, stream) != 0)
+        return -1;
+    return experts_run(m, in, end, &choice, n_sms, stream);
 }

@@ -18,7 +18,8 @@
  * multiprocessor, and only the two warps of an item ever wait for each other. The second product
  * begins to load weights while the first one still runs: the choices are older than both.
  *
- * One token: a block of the second product has the same tiles of all experts, so it adds their
+ * One token: every block of the first product chooses the experts from the logits
+ * (few_choose_kernel()). A block of the second product has the same tiles of all experts, so it adds their
  * results up itself (few_sum_kernel(), experts_few_sum.cuh).
  *
  * Lanes: lane (g = lane / 4, q = lane % 4) has rows g and g + 8 of the tile. The order of the
@@ -35,6 +36,7 @@
  * depend on other routes; except that MXFP4 adds runs of 32 columns up in two turns for up to 16
  * routes of an expert, and in one for more. A scale of a block multiplies each box's sum in
  * float32. */
+#include "kernels/experts_choose.cuh"
 #include "kernels/experts_few_sum.cuh"
 #include "kernels/mxfp4.cuh"
 #include "kernels/product.cuh"
@@ -58,7 +60,8 @@ template <int FORMAT, int COLS> struct few_shared {
     char boxes[WARPS][DEPTH][few_box_bytes<FORMAT>()];
     float sums[PAIRS][COLS / 8 * 4 * 32];
     uint64_t full[WARPS][DEPTH];
-    few_results results; /* of few_sum_kernel() */
+    int32_t chosen[1 + FEW_CHOOSE_MAX]; /* of few_choose_kernel(): as k_mixing's touched */
+    few_results results;                /* of few_sum_kernel() */
     uint4 x[];
 };
 
@@ -626,6 +629,18 @@ static __device__ inline void few_wait_for_x(void)
     __syncthreads();
 }
 
+/* The items of a block. */
+struct few_run_of_items {
+    int first, last;
+};
+
+static __device__ inline few_run_of_items few_items_of_block(int n_items)
+{
+    unsigned n = (unsigned)n_items;
+
+    return {(int)(n * blockIdx.x / gridDim.x), (int)(n * (blockIdx.x + 1) / gridDim.x)};
+}
+
 template <int FORMAT, int COLS, bool X_SHARED>
 static __global__ void __launch_bounds__((few_shared<FORMAT, COLS>::THREADS), 1)
     few_kernel(const __grid_constant__ CUtensorMap map, const __grid_constant__ few_args a)
@@ -633,8 +648,9 @@ static __global__ void __launch_bounds__((few_shared<FORMAT, COLS>::THREADS), 1)
     extern __shared__ __align__(1024) char memory[];
     few_shared<FORMAT, COLS> &s = *(few_shared<FORMAT, COLS> *)memory;
     const k_bf16 *from = X_SHARED ? (const k_bf16 *)s.x : a.p.x;
-    int warp = warp_number(), n_items, first;
+    int warp = warp_number();
     few_ring r = few_open_ring<FORMAT>(s, &map);
+    few_run_of_items items;
 
     if (a.p.is_gated) { /* else the choices are older than the previous kernel */
         experts_wait_for_previous();
@@ -642,9 +658,8 @@ static __global__ void __launch_bounds__((few_shared<FORMAT, COLS>::THREADS), 1)
             few_copy_x(s.x, a.p, a.p.n_tokens);
     }
     few_look_up(r, a);
-    n_items = r.n_touched * a.n_tiles;
-    first = (int)((int64_t)n_items * blockIdx.x / gridDim.x);
-    few_begin<FORMAT>(r, &map, a, first, (int)((int64_t)n_items * (blockIdx.x + 1) / gridDim.x));
+    items = few_items_of_block(r.n_touched * a.n_tiles);
+    few_begin<FORMAT>(r, &map, a, items.first, items.last);
     if (!a.p.is_gated) {
         experts_wait_for_previous();
         if (X_SHARED)
@@ -652,9 +667,68 @@ static __global__ void __launch_bounds__((few_shared<FORMAT, COLS>::THREADS), 1)
     }
     if (X_SHARED)
         few_wait_for_x();
-    for (int item = first + warp / 2; item < r.last; item += r.pairs)
+    for (int item = items.first + warp / 2; item < r.last; item += r.pairs)
         few_run_item<FORMAT, COLS, X_SHARED>(r, &map, a, few_item_of(a, r, item), from,
                                              s.sums[warp / 2]);
+}
+
+/* Choose the experts of one token, by the first warp; the first block leaves them in memory too. */
+template <int FORMAT>
+static __device__ inline void few_choose_by_warp(few_shared<FORMAT, 8> &s, const route_args &c,
+                                                 bool is_padding, bool stores)
+{
+    static_assert(sizeof s.sums >= K_EXPERTS_MAX * sizeof(uint32_t), "room for the keys");
+    const route_slot slot = route_choose_in(c, 0, is_padding, (uint32_t *)s.sums);
+    const route_place p = route_place_one(c, slot.id);
+
+    if (p.has)
+        s.chosen[1 + p.before] = p.expert;
+    if (leads())
+        s.chosen[0] = p.n;
+    if (!stores)
+        return;
+    route_store(c, 0, slot);
+    route_store_place(c, p);
+    __threadfence(); /* the next kernel, which this one lets in, looks the experts up */
+}
+
+/* The first product of one token, with the choice of its experts. Code that a block runs once a
+ * layer takes longer to be fetched than to run: so it chooses once before the logits are there,
+ * from those of the layer before, and throws that away. */
+template <int FORMAT, bool X_SHARED>
+static __global__ void __launch_bounds__((few_shared<FORMAT, 8>::THREADS), 1)
+    few_choose_kernel(const __grid_constant__ CUtensorMap map, const __grid_constant__ few_args a,
+                      const __grid_constant__ route_args c)
+{
+    extern __shared__ __align__(1024) char memory[];
+    few_shared<FORMAT, 8> &s = *(few_shared<FORMAT, 8> *)memory;
+    const k_bf16 *from = X_SHARED ? (const k_bf16 *)s.x : a.p.x;
+    bool is_padding = route_is_padding(c, 0); /* lengths are older than the previous kernel */
+    int warp = warp_number();
+    few_ring r = few_open_ring<FORMAT>(s, &map);
+    few_run_of_items items;
+
+#pragma unroll 1
+    for (int turn = 0; turn < 2; turn++) {
+        if (turn == 1) {
+            wait_for_previous();
+            if (X_SHARED)
+                few_copy_x(s.x, a.p, 1);
+        }
+        if (warp == 0)
+            few_choose_by_warp<FORMAT>(s, c, is_padding, turn == 1 && blockIdx.x == 0);
+    }
+    __syncthreads();
+    let_next_begin();
+    r.seen = s.chosen[threadIdx.x % 32];
+    r.n_touched = s.chosen[0];
+    items = few_items_of_block(r.n_touched * a.n_tiles);
+    few_begin<FORMAT>(r, &map, a, items.first, items.last);
+    if (X_SHARED)
+        few_wait_for_x();
+    for (int item = items.first + warp / 2; item < r.last; item += r.pairs)
+        few_run_item<FORMAT, 8, X_SHARED>(r, &map, a, few_item_of(a, r, item), from,
+                                          s.sums[warp / 2]);
 }
 
 /* The second product of one token with the sum of its experts: a block has whole tiles, of each of
@@ -724,24 +798,37 @@ static size_t few_x_bytes(const struct experts_product *p)
     return p->n_tokens <= 8 && bytes <= SHARED_MAX ? bytes : 0;
 }
 
-/* end NULL: no sum. Up to 8 tokens have a kernel without the code of more columns. */
+/* What a product of one token does besides; NULL: nothing. */
+struct few_more {
+    const struct experts_end *end;
+    const route_args *choice;
+};
+
+/* Up to 8 tokens have a kernel without the code of more columns. */
 template <int FORMAT>
-static int few_launch(const struct experts_product *p, const struct experts_end *end, int n_sms,
+static int few_launch(const struct experts_product *p, const struct few_more &also, int n_sms,
                       k_stream stream)
 {
     typedef few_shared<FORMAT, 8> few;
     typedef few_shared<FORMAT, COLS_MAX> more;
     const int rows = p->is_gated ? 8 : TILE, elems = few_box_elems<FORMAT>();
-    few_args a = {*p, (p->n_out + rows - 1) / rows, (p->n_in + elems - 1) / elems, end != NULL};
+    few_args a = {*p, (p->n_out + rows - 1) / rows, (p->n_in + elems - 1) / elems,
+                  also.end != NULL};
     CUtensorMap map = {};
 
     static_assert(sizeof(few) <= SHARED_MAX && sizeof(more) <= SHARED_MAX, "shared memory");
     if (FORMAT != EXPERTS_MXFP4 && few_encode_map(&map, p, FORMAT != EXPERTS_PLAIN) != 0)
         return -1;
-    if (end != NULL)
+    if (also.end != NULL)
         return few_begin_launch(few_sum_kernel<FORMAT>, few::THREADS,
                                 FORMAT == EXPERTS_MXFP4 ? few_x_bytes(p) : sizeof(few), n_sms,
-                                stream, map, a, *end);
+                                stream, map, a, *also.end);
+    if (also.choice != NULL && FORMAT == EXPERTS_MXFP4 && few_x_bytes(p) > 0)
+        return few_begin_launch(few_choose_kernel<FORMAT, true>, few::THREADS, few_x_bytes(p),
+                                n_sms, stream, map, a, *also.choice);
+    if (also.choice != NULL)
+        return few_begin_launch(few_choose_kernel<FORMAT, false>, few::THREADS, sizeof(few), n_sms,
+                                stream, map, a, *also.choice);
     if constexpr (FORMAT == EXPERTS_MXFP4) { /* 64 columns have numbers in local memory */
         typedef few_shared<FORMAT, 32> some;
 
@@ -759,14 +846,14 @@ static int few_launch(const struct experts_product *p, const struct experts_end 
                             stream, map, a);
 }
 
-static int few_choose(const struct experts_product *p, const struct experts_end *end,
-                      enum experts_format format, int n_sms, k_stream stream)
+static int few_launch_any(const struct experts_product *p, const struct few_more &more,
+                          enum experts_format format, int n_sms, k_stream stream)
 {
     switch (format) {
-    case EXPERTS_PLAIN: return few_launch<EXPERTS_PLAIN>(p, end, n_sms, stream);
-    case EXPERTS_BY_ROW: return few_launch<EXPERTS_BY_ROW>(p, end, n_sms, stream);
-    case EXPERTS_IN_BLOCKS: return few_launch<EXPERTS_IN_BLOCKS>(p, end, n_sms, stream);
-    case EXPERTS_MXFP4: return few_launch<EXPERTS_MXFP4>(p, end, n_sms, stream);
+    case EXPERTS_PLAIN: return few_launch<EXPERTS_PLAIN>(p, more, n_sms, stream);
+    case EXPERTS_BY_ROW: return few_launch<EXPERTS_BY_ROW>(p, more, n_sms, stream);
+    case EXPERTS_IN_BLOCKS: return few_launch<EXPERTS_IN_BLOCKS>(p, more, n_sms, stream);
+    case EXPERTS_MXFP4: return few_launch<EXPERTS_MXFP4>(p, more, n_sms, stream);
     }
     return -1;
 }
@@ -774,7 +861,13 @@ static int few_choose(const struct experts_product *p, const struct experts_end 
 int experts_few(const struct experts_product *p, enum experts_format format, int n_sms,
                 k_stream stream)
 {
-    return few_choose(p, NULL, format, n_sms, stream);
+    return few_launch_any(p, {NULL, NULL}, format, n_sms, stream);
+}
+
+int experts_few_choose(const struct experts_product *p, const struct route_args *choice,
+                       enum experts_format format, int n_sms, k_stream stream)
+{
+    return few_launch_any(p, {NULL, choice}, format, n_sms, stream);
 }
 
 bool experts_few_sums(const struct experts_product *p, enum experts_format format, int n_sms)
@@ -789,5 +882,5 @@ bool experts_few_sums(const struct experts_product *p, enum experts_format forma
 int experts_few_sum(const struct experts_product *p, const struct experts_end *end,
                     enum experts_format format, int n_sms, k_stream stream)
 {
-    return few_choose(p, end, format, n_sms, stream);
+    return few_launch_any(p, {end, NULL}, format, n_sms, stream);
 }

@@ -63,8 +63,8 @@ static __device__ inline few_sum_row few_sum_begin(few_results &s, const struct 
     few_sum_row r = {first * FEW_SUM_ROWS + (int)threadIdx.x, -1};
 
     if (lane < e.c.n_used) {
-        r.place = e.c.places[lane];
-        r.weight = e.c.weights[lane];
+        r.place = __ldcg(e.c.places + lane);
+        r.weight = __ldcg(e.c.weights + lane);
     }
     if (r.row < last * FEW_SUM_ROWS && e.residual != NULL) {
         r.residual = e.residual[r.row];

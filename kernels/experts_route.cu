@@ -10,7 +10,8 @@
  * products, and slices are added in order: by a warp each where tokens are few, one after another
  * in a warp where they are many. So the bits of a logit depend on dim alone.
  *
- * Few tokens take one launch: of the blocks that have the same tokens, the one that ends last (a
+ * One token on Hopper: the launch ends here, and the first product chooses (experts_few.cu). Few
+ * tokens else take one launch: of the blocks that have the same tokens, the one that ends last (a
  * counter in device memory) chooses for them, a warp for each, and of these the last one sorts.
  * Otherwise choosing, counting, adding up and placing are launches of their own: blocks count
  * chunks of K_MIXING_CHUNK routes, one block adds the counts up over the chunks of each expert, and
@@ -100,14 +101,20 @@ template <int NT> struct logits_tile {
     const k_bf16 *x[NT];
 };
 
+/* The weights of a logit. */
+static __device__ inline const float *route_row_of(const route_args &a, int logit)
+{
+    return logit < a.r.n_experts ? a.r.w + (size_t)logit * a.dim : a.r.shared_switch;
+}
+
 template <int NT>
 static __device__ inline logits_tile<NT> route_tile_of(const route_args &a, int expert, int token)
 {
-    int g = threadIdx.x % 32 / 4, last = a.r.n_experts - 1;
+    int g = threadIdx.x % 32 / 4, last = a.n_logits - 1;
     logits_tile<NT> t;
 
-    t.low = a.r.w + (size_t)min(expert + g % a.high, last) * a.dim;
-    t.high = a.r.w + (size_t)min(expert + (g + 8) % a.high, last) * a.dim;
+    t.low = route_row_of(a, min(expert + g % a.high, last));
+    t.high = route_row_of(a, min(expert + (g + 8) % a.high, last));
 #pragma unroll
     for (int i = 0; i < NT; i++)
         t.x[i] = a.x + (size_t)min(token + i * 8 + g, a.n - 1) * a.dim;
@@ -225,9 +232,11 @@ static __device__ inline void route_end_slice(float (&acc)[1][4], slice_ahead &s
 static __device__ inline void route_store_logit(const route_args &a, int token, int expert,
                                                 float sum, float factor)
 {
-    if (token < a.n && expert < a.r.n_experts)
-        a.m.logits[(size_t)token * a.r.n_experts + expert] =
-            sum * factor + (a.r.logit_bias != NULL ? a.r.logit_bias[expert] : 0.0f);
+    bool has_bias = a.r.logit_bias != NULL && expert < a.r.n_experts;
+
+    if (token < a.n && expert < a.n_logits)
+        a.m.logits[(size_t)token * a.n_logits + expert] =
+            sum * factor + (has_bias ? a.r.logit_bias[expert] : 0.0f);
 }
 
 /* 1 / root of the mean square of a token, by a warp; 1 if x is normed. */
@@ -408,27 +417,18 @@ static __device__ void route_sort_few(const route_args &a, int *starts, uint16_t
 static __device__ void route_sort_one(const route_args &a, int id)
 {
     const struct k_sorted &sorted = a.m.sorted;
-    int lane = threadIdx.x % 32, e = id - a.first, before = 0;
-    bool has = id >= 0 && e >= 0 && e < a.n_own;
-    unsigned all = __ballot_sync(~0U, has);
+    int lane = threadIdx.x % 32;
+    const route_place p = route_place_one(a, id);
 
-    e = has ? e : a.n_own; /* after all others */
-    for (int slot = 0; slot < a.r.n_used; slot++)
-        before += __shfl_sync(~0U, e, slot) < e;
-    if (lane < a.r.n_used)
-        sorted.places[lane] = has ? before : -1;
-    if (has) {
-        sorted.routes[before] = lane;
-        a.m.touched[1 + before] = e;
-    }
-    if (lane == 0)
-        a.m.touched[0] = __popc(all);
+    route_store_place(a, p);
+    if (p.has)
+        sorted.routes[p.before] = lane;
     for (int i = 0; i <= a.n_own; i += 32) {
         int start = 0;
 
 #pragma unroll 8
         for (int slot = 0; slot < a.r.n_used; slot++)
-            start += __shfl_sync(~0U, e, slot) < i + lane;
+            start += __shfl_sync(~0U, p.expert, slot) < i + lane;
         if (i + lane <= a.n_own)
             sorted.starts[i + lane] = start;
     }
@@ -464,15 +464,19 @@ static __global__ void __launch_bounds__(FEW_THREADS) route_kernel(route_args a)
 
     static_assert(K_MIXING_WARPS == 8, "a warp for each token of a tile");
     route_make_logits<true>(a, blockIdx.x * a.high, token, (float *)shared);
-    if (!route_is_last_block(a.m.done + 1 + blockIdx.y, gridDim.x))
+    if (a.leaves_choice || !route_is_last_block(a.m.done + 1 + blockIdx.y, gridDim.x))
         return;
     if (a.n == 1) {
-        if (warp == 0)
-            route_sort_one(a, route_choose_in(a, 0, is_padding, shared));
+        if (warp == 0) {
+            const route_slot slot = route_choose_in(a, 0, is_padding, shared);
+
+            route_store(a, 0, slot);
+            route_sort_one(a, slot.id);
+        }
         return;
     }
     if (warp < WARPS && token + warp < a.n)
-        (void)route_choose_in(a, token + warp, is_padding, shared);
+        route_store(a, token + warp, route_choose_in(a, token + warp, is_padding, shared));
     if (gridDim.y > 1 && !route_is_last_block(a.m.done, gridDim.y))
         return;
     __threadfence_block();
@@ -498,7 +502,7 @@ static __global__ void __launch_bounds__(THREADS) logits_kernel(route_args a, in
     int token = (blockIdx.y * (WARPS / n_tiles) + warp / n_tiles) * TOKENS_WIDE;
     float sum[NT][4] = {};
 
-    if (expert >= a.r.n_experts || token >= a.n)
+    if (expert >= a.n_logits || token >= a.n)
         return;
     const logits_tile<NT> t = route_tile_of<NT>(a, expert, token);
 #pragma unroll 1
@@ -522,7 +526,7 @@ static __global__ void __launch_bounds__(THREADS) choose_kernel(route_args a)
     int token = blockIdx.x * WARPS + threadIdx.x / 32;
 
     if (token < a.n)
-        (void)route_choose_in(a, token, route_is_padding(a, token), shared);
+        route_store(a, token, route_choose_in(a, token, route_is_padding(a, token), shared));
 }
 
 /* Count the routes of a chunk. */
@@ -663,14 +667,14 @@ static int route_few(route_args &a, k_stream stream)
     words = words > logits ? words : logits;
     if (route_allow_shared(route_kernel, words * sizeof(uint32_t)) != 0)
         return -1;
-    return experts_launch_early(
-        route_kernel, dim3((a.r.n_experts + a.high - 1) / a.high, (a.n + WARPS - 1) / WARPS),
-        FEW_THREADS, words * sizeof(uint32_t), stream, a);
+    return experts_launch_early(route_kernel,
+                                dim3((a.n_logits + a.high - 1) / a.high, (a.n + WARPS - 1) / WARPS),
+                                FEW_THREADS, words * sizeof(uint32_t), stream, a);
 }
 
 static int route_launch_logits(const route_args &a, k_stream stream)
 {
-    int tiles = (a.r.n_experts + TILE - 1) / TILE, together = 1, tokens;
+    int tiles = (a.n_logits + TILE - 1) / TILE, together = 1, tokens;
 
     if (a.n <= SLICED_MAX)
         return K_LAUNCH(sliced_logits_kernel, dim3(tiles, (a.n + 7) / 8), FEW_THREADS, 0, stream,
@@ -703,30 +707,47 @@ static int route_many(const route_args &a, k_stream stream)
     return rc;
 }
 
-int k_route(const struct k_mixing *m, const k_bf16 *x, const struct k_half_normed *norm,
-            const struct k_router *r, const struct k_experts *e, const struct k_tokens *t, int n,
-            int dim, k_stream stream)
+int route_prepare(route_args *args, const struct k_mixing *m, const struct k_mixing_input *in)
 {
+    const struct k_router *r = in->router;
     route_args a = {};
+    int n = in->n;
 
     if (r->n_experts > K_EXPERTS_MAX || r->n_used > K_EXPERTS_USED_MAX || r->n_used < 1 ||
         r->n_groups > K_EXPERT_GROUPS_MAX || r->group_best > 2 || n < 1 ||
-        (norm != NULL && n > K_MIXING_FEW))
+        (r->shared_switch != NULL && r->n_shared != 1) || (in->norm != NULL && n > K_MIXING_FEW))
         return -1;
     a.m = *m;
     a.r = *r;
-    a.x = x;
-    if (norm != NULL)
-        a.norm = *norm;
-    if (t != NULL) {
-        a.seq = t->seq;
-        a.kv_len = t->kv_len;
+    a.x = in->router_x;
+    if (in->norm != NULL)
+        a.norm = *in->norm;
+    if (in->tokens != NULL) {
+        a.seq = in->tokens->seq;
+        a.kv_len = in->tokens->kv_len;
     }
     a.n = n;
-    a.dim = dim;
-    a.slice = (dim + SLICES * CHUNK - 1) / (SLICES * CHUNK) * CHUNK;
+    a.dim = in->router_dim;
+    a.n_logits = r->n_experts + (r->shared_switch != NULL);
+    a.slice = (a.dim + SLICES * CHUNK - 1) / (SLICES * CHUNK) * CHUNK;
     a.high = TILE;
-    a.n_own = e->n;
-    a.first = e->first;
-    return n <= K_MIXING_FEW ? route_few(a, stream) : route_many(a, stream);
+    a.n_own = in->experts->n;
+    a.first = in->experts->first;
+    *args = a;
+    return 0;
+}
+
+int route_logits_of_one(route_args *a, k_stream stream)
+{
+    a->leaves_choice = true;
+    return route_few(*a, stream);
+}
+
+int k_route(const struct k_mixing *m, const struct k_mixing_input *in, k_stream stream)
+{
+    route_args a;
+
+    if (route_prepare(&a, m, in) != 0)
+        return -1;
+    return in->n <= K_MIXING_FEW ? route_few(a, stream) : route_many(a, stream);
 }

@@ -422,10 +422,12 @@ enum k_scoring {
  * among equals; NaN is less than all. Weights are scores without the bias, divided by max(their
  * sum, least) if `renorms`, and multiplied by scale and by the expert's own scale. */
 struct k_router {
-    const float *w;          /* float32 [n_experts][dim], on both sides */
-    const float *bias;       /* float32 [n_experts] or NULL */
-    const float *logit_bias; /* float32 [n_experts] or NULL: part of the logits */
-    const float *scales;     /* float32 [n_experts] or NULL: of the weights */
+    const float *w;             /* float32 [n_experts][dim], on both sides */
+    const float *bias;          /* float32 [n_experts] or NULL */
+    const float *logit_bias;    /* float32 [n_experts] or NULL: part of the logits */
+    const float *scales;        /* float32 [n_experts] or NULL: of the weights */
+    const float *shared_switch; /* float32 [dim] or NULL: shared slots have the weight sigmoid(x *
+                                 * shared_switch), n_shared is 1 */
     int n_experts, n_used;
     int n_shared; /* of the n_used slots; these lead to experts n_experts .., with weight 1 */
     int n_groups, n_groups_used, group_best; /* n_groups 1: no groups */
@@ -448,7 +450,7 @@ struct k_routes {
     float *weights; /* float32 [n][n_used] */
 };
 
-/* The choices for n tokens whose logits are known, and for n tokens. */
+/* The choices for n tokens whose logits are known (without shared_switch), and for n tokens. */
 void ref_choose(const struct k_routes *out, const float *logits, const struct k_router *r, int n);
 void ref_route(const struct k_routes *out, const float *x, const struct k_router *r, int n,
                int dim);
@@ -671,8 +673,10 @@ struct k_attn_plan {
     int out_is_half;
     const struct k_rotary *rotary;
     int32_t *drawn;
-    void *schedule; /* k_attn_schedule_bytes(n_decodes), 16-byte aligned */
-    void *work;     /* k_attn_work_bytes(), 16-byte aligned */
+    void *schedule;      /* k_attn_schedule_bytes(n_decodes), 16-byte aligned */
+    void *work;          /* k_attn_work_bytes(), 16-byte aligned */
+    const k_bf16 *gates; /* NULL, or where k_attn_shuts() [n_tokens][n_heads * head_dim]: out is
+                          * multiplied with their sigmoids */
 };
 
 /* List the tiles of a step, and count them and their keys in plan: host arrays with room for
@@ -691,8 +695,11 @@ void k_attn_tiles(int32_t *tile_seqs, int32_t *tile_starts, struct k_attn_plan *
 int k_attn_is_brief(const struct k_attn_plan *plan, const struct k_kv *kv, int n_heads);
 
 /* Can decodes with these pages rotate queries and keys themselves? With norms only for heads of
- * 128; not with norms of values, shared pages or heads above 256. */
+ * 128 and 256; not with norms of values, shared pages or heads above 256. */
 int k_attn_rotates(const struct k_rotary *r, const struct k_kv *kv);
+
+/* Can k_attn() include ref_shut() for the tokens of this plan? Not with a cap of scores. */
+int k_attn_shuts(const struct k_attn_plan *plan, const struct k_kv *kv);
 
 size_t k_attn_schedule_bytes(int n_decodes);
 size_t k_attn_work_bytes(int head_dim, int n_heads, int n_kv_heads);

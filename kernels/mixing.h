@@ -27,7 +27,7 @@ struct k_mixing_sizes {
 struct k_mixing {
     struct k_routes routes;
     struct k_sorted sorted;
-    float *logits;    /* float32 [n_tokens][n_choices] */
+    float *logits;    /* float32 [n_tokens][n_choices + 1] */
     int32_t *touched; /* int32 [1 + n_experts]: the number of experts with routes, and which */
     int32_t *chunks;  /* int32 [ceil(routes / K_MIXING_CHUNK)][n_experts]: counts, then places */
     int32_t *tiles;   /* int32 [1 + 2 * tiles]: number of tiles; expert and first place of each */
@@ -38,15 +38,23 @@ struct k_mixing {
 };
 size_t k_mixing_place(struct k_mixing *m, void *base, const struct k_mixing_sizes *s);
 
+/* A step's tokens and what chooses and multiplies. */
+struct k_mixing_input {
+    const k_bf16 *router_x; /* bf16 [n][router_dim] */
+    const k_bf16 *x;        /* bf16 [n][dim], of the experts */
+    const struct k_half_normed *norm;
+    const struct k_router *router;
+    const struct k_experts *experts;
+    const struct k_tokens *tokens; /* or NULL */
+    int n, router_dim;
+};
+
 /* Choices of n tokens and their order: fills routes, sorted, touched and tiles of m (tiles only
- * from K_MIXING_FEW + 1 tokens on). x bf16 [n][dim]. Tokens of t whose sequence has kv_len 0 get no
- * experts: ids of -1; t may be NULL. One launch for up to K_MIXING_FEW tokens. Logits are float32,
+ * from K_MIXING_FEW + 1 tokens on). Tokens whose sequence has kv_len 0 get no experts: ids of -1. One launch for up to K_MIXING_FEW tokens. Logits are float32,
  * in an order of sums that depends on dim alone, so a token's choices depend on nothing else.
  * norm NULL: x is normed; else at most K_MIXING_FEW tokens, and k_run_experts() gets the same.
  * Refused for more than K_EXPERT_GROUPS_MAX groups, or group_best above 2. */
-int k_route(const struct k_mixing *m, const k_bf16 *x, const struct k_half_normed *norm,
-            const struct k_router *r, const struct k_experts *e, const struct k_tokens *t, int n,
-            int dim, k_stream stream);
+int k_route(const struct k_mixing *m, const struct k_mixing_input *in, k_stream stream);
 
 /* ref_combine() of m's results, out bf16; c's weights and places are m's. residual not NULL: out is
  * only read (if c->adds), and the result goes on as that of K_PRODUCT_RESIDUAL; dim is a multiple
@@ -65,9 +73,14 @@ int k_combine(const struct k_mixing *m, const struct k_mixing_end *end, int n, k
  * K_MIXING_FEW tokens each expert that has routes is read once. ff is rounded to bfloat16. The bits
  * of a route depend on n through this limit only; with MXFP4 also on whether its expert has more
  * than 16 routes. */
-int k_run_experts(const struct k_mixing *m, const k_bf16 *x, const struct k_half_normed *norm,
-                  const struct k_experts *e, const struct k_mixing_end *end, int n, int n_used,
-                  int n_sms, k_stream stream);
+int k_run_experts(const struct k_mixing *m, const struct k_mixing_input *in,
+                  const struct k_mixing_end *end, int n_sms, k_stream stream);
+
+/* k_route(), then k_run_experts(), with the same bits. On Hopper the first product of one token
+ * chooses, so that one launch less stands between the logits and the weights; starts and routes of
+ * m are then not filled. */
+int k_mix_experts(const struct k_mixing *m, const struct k_mixing_input *in,
+                  const struct k_mixing_end *end, int n_sms, k_stream stream);
 
 #ifdef __cplusplus
 }

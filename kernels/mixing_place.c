@@ -26,7 +26,7 @@ size_t k_mixing_place(struct k_mixing *m, void *base, const struct k_mixing_size
     m->sorted.starts = place(base, &at, experts + 1, sizeof(int32_t));
     m->sorted.routes = place(base, &at, routes, sizeof(int32_t));
     m->sorted.places = place(base, &at, routes, sizeof(int32_t));
-    m->logits = place(base, &at, tokens * (size_t)s->n_choices, sizeof(float));
+    m->logits = place(base, &at, tokens * ((size_t)s->n_choices + 1), sizeof(float));
     m->touched = place(base, &at, experts + 1, sizeof(int32_t));
     m->chunks = place(base, &at, n_chunks * experts, sizeof(int32_t));
     m->tiles = place(base, &at, 1 + 2 * n_tiles, sizeof(int32_t));

@@ -185,6 +185,10 @@ void ref_route(const struct k_routes *out, const float *x, const struct k_router
         multiply(logits, r->w, x + (size_t)token * (size_t)dim, r->n_experts, dim);
         add_bias(logits, r->logit_bias, 0, r->n_experts);
         ref_choose(&one, logits, r, 1);
+        if (r->shared_switch == NULL)
+            continue;
+        multiply(logits, r->shared_switch, x + (size_t)token * (size_t)dim, 1, dim);
+        one.weights[r->n_used - 1] = 1.0f / (1.0f + expf(-logits[0]));
     }
 }
 

@@ -118,6 +118,7 @@ static __global__ void __launch_bounds__(WIDE_THREADS)
     const float4 *turn = (const float4 *)(turns + (size_t)pos * hd);
     bool is_padding = t.kv_len[seq] == 0;
 
+    wait_for_previous(); /* attention reads keys before it waits, so it begins after the end */
     for (int i = threadIdx.x; i < n_all * lanes; i += blockDim.x) {
         int h = i / lanes, d = i % lanes * WIDE;
         bool is_value = h >= n_turned, is_idle = NORMED && d >= half;
@@ -258,9 +259,9 @@ static int rope_launch(k_bf16 *qkv, const struct k_kv *kv, const struct k_tokens
 
     if (kv->head_dim % (2 * WIDE) == 0 &&
         ((uintptr_t)qkv | (uintptr_t)kv->pages | (uintptr_t)r->turns) % 16 == 0)
-        return K_LAUNCH(rope_kv_wide_kernel<FORM>, t->n_tokens,
-                        n_items < WIDE_THREADS ? (n_items + 31) / 32 * 32 : WIDE_THREADS, 0, stream,
-                        qkv, *kv, *t, r->turns, n_heads, norms);
+        return K_LAUNCH_EARLY(rope_kv_wide_kernel<FORM>, t->n_tokens,
+                              n_items < WIDE_THREADS ? (n_items + 31) / 32 * 32 : WIDE_THREADS,
+                              stream, qkv, *kv, *t, r->turns, n_heads, norms);
     return K_LAUNCH(rope_kv_kernel<FORM>, t->n_tokens, dim3(32, ROPE_WARPS), 0, stream, qkv, *kv,
                     *t, r->turns, n_heads, norms);
 }

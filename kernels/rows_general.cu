@@ -70,6 +70,8 @@ static __global__ void __launch_bounds__(ELEM_THREADS)
     size_t first = rows_elem_of_thread() * 16;
     float y[16];
 
+    wait_for_previous();
+    let_next_begin();
     for (int i = 0; i < 16; i++) {
         if (first + i < n)
             y[i] = load_bf16((const k_bf16 *)x + first + i) /
@@ -83,8 +85,8 @@ static __global__ void __launch_bounds__(ELEM_THREADS)
 
 int k_shut(void *x, bool is_half, const k_bf16 *gate, size_t n, k_stream stream)
 {
-    return K_LAUNCH(shut_kernel, rows_blocks_of((n + 15) / 16), ELEM_THREADS, 0, stream, x, is_half,
-                    gate, n);
+    return K_LAUNCH_EARLY(shut_kernel, rows_blocks_of((n + 15) / 16), ELEM_THREADS, stream, x,
+                          is_half, gate, n);
 }
 
 static __global__ void __launch_bounds__(ELEM_THREADS)

@@ -226,6 +226,8 @@ static __global__ void __launch_bounds__(CHUNKS <= 4 ? THREADS_MAX : THREADS_MAX
     __shared__ float parts[N_PARTS], tops[32];
     float values[CHUNKS][CHUNK];
 
+    wait_for_previous();
+    let_next_begin();
 #pragma unroll
     for (int chunk = 0; chunk < CHUNKS; chunk++) {
         int d = (chunk * (int)blockDim.x + (int)threadIdx.x) * CHUNK;
@@ -276,11 +278,11 @@ template <int SOURCE, int RESULT> static int rows_launch(const row_args &a, int 
     int threads = (a.dim + per_warp - 1) / per_warp * 32;
 
     switch (chunks) {
-    case 1: return K_LAUNCH((row_kernel<SOURCE, RESULT, 1>), n, threads, 0, stream, a);
-    case 2: return K_LAUNCH((row_kernel<SOURCE, RESULT, 2>), n, threads, 0, stream, a);
-    case 4: return K_LAUNCH((row_kernel<SOURCE, RESULT, 4>), n, threads, 0, stream, a);
-    case 8: return K_LAUNCH((row_kernel<SOURCE, RESULT, 8>), n, threads, 0, stream, a);
-    default: return K_LAUNCH((row_kernel<SOURCE, RESULT, 16>), n, threads, 0, stream, a);
+    case 1: return K_LAUNCH_EARLY((row_kernel<SOURCE, RESULT, 1>), n, threads, stream, a);
+    case 2: return K_LAUNCH_EARLY((row_kernel<SOURCE, RESULT, 2>), n, threads, stream, a);
+    case 4: return K_LAUNCH_EARLY((row_kernel<SOURCE, RESULT, 4>), n, threads, stream, a);
+    case 8: return K_LAUNCH_EARLY((row_kernel<SOURCE, RESULT, 8>), n, threads, stream, a);
+    default: return K_LAUNCH_EARLY((row_kernel<SOURCE, RESULT, 16>), n, threads, stream, a);
     }
 }
 

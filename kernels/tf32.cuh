@@ -83,6 +83,25 @@ static __device__ inline void tf32_copy_four(float *to, const float *from)
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(from) : "memory");
 }
 
+/* Two floats, or four bfloat16. */
+static __device__ inline void tf32_copy_two(void *to, const void *from)
+{
+    uint32_t at = (uint32_t)__cvta_generic_to_shared(to);
+
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(at), "l"(from) : "memory");
+}
+
+/* Copies since the last call are a group; wait until at most n groups are under way. */
+static __device__ inline void tf32_end_group()
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+template <int n> static __device__ inline void tf32_wait_groups()
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(n) : "memory");
+}
+
 static __device__ inline void tf32_wait_copies()
 {
     asm volatile("cp.async.wait_all;" ::: "memory");

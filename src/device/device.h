@@ -387,7 +387,10 @@ struct device_ops {
     void (*recurrent)(struct device *d, void *out, const void *in, const struct k_state *state,
                       int width, const struct k_matrix *to);
     /* k_delta_rule() of all tokens of the step; gates float32; `to` as above. If has_state_work,
-     * d->rows has room for the step. */
+     * d->rows has room for the step. delta_gate(): k_delta_gate() with w, a matrix of gates; false:
+     * it cannot, in this step. NULL: it never can. */
+    bool (*delta_gate)(struct device *d, float *gates, const struct k_delta_gating *g,
+                       const struct k_matrix *w);
     void (*delta)(struct device *d, void *out, const void *in, const float *gates,
                   const struct k_delta *delta, const struct k_state *state,
                   const struct k_matrix *to);
@@ -424,7 +427,9 @@ struct device_ops {
                          const float *weights, const struct k_index *x, const struct k_kv *kv);
     void (*attn_chosen)(struct device *d, void *out, const void *queries, const struct k_kv *kv,
                         const struct k_choice *chosen, int n_heads, float scale);
-    /* x and gate [n][width], k_shut(); `to` as above. */
+    /* x and gate [n][width], k_shut(); `to` as above. shut_attn(): the attn() that comes next does
+     * it, with these gates; false: it cannot, in this step. NULL: it never can. */
+    bool (*shut_attn)(struct device *d, const void *gate, const struct k_kv *kv);
     void (*shut)(struct device *d, void *x, const void *gate, int width, int n,
                  const struct k_matrix *to);
     /* in [n][2 * ff_dim], out [n][ff_dim]; `to` as of rmsnorm(). */

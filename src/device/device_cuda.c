@@ -581,17 +581,6 @@ static void cuda_short_conv(struct device *d, void *out, const void *in,
               "short_conv");
 }
 
-static void cuda_shut(struct device *d, void *x, const void *gate, int width, int n,
-                      const struct k_matrix *to)
-{
-    struct cuda *gpu = cuda_of(d);
-
-    cuda_keep(gpu,
-              k_shut(x, to != NULL && k_format_reads_half(&to->format), gate,
-                     (size_t)n * (size_t)width, gpu->stream),
-              "shut");
-}
-
 /* The common gate, which can write codes. */
 static void cuda_silu_mul(struct device *d, struct device_rows *out, const void *in, int ff_dim,
                           int n, const struct k_matrix *to)
@@ -822,11 +811,13 @@ static const struct device_ops cuda_ops = {
     .rope_kv = cuda_rope_kv,
     .attn = layers_attn,
     .recurrent = cuda_recurrent,
+    .delta_gate = layers_delta_gate,
     .delta = layers_delta,
     .has_state_work = true,
     .mamba = cuda_mamba,
     .short_conv = cuda_short_conv,
-    .shut = cuda_shut,
+    .shut_attn = layers_shut_attn,
+    .shut = layers_shut,
     .silu_mul = cuda_silu_mul,
     .activate = layers_activate,
     .norm = layers_norm,

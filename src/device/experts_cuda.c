@@ -36,8 +36,6 @@ int experts_reserve(struct cuda *c)
 void experts_mix(struct device *d, void *out, const struct device_experts *e, int n)
 {
     struct cuda *gpu = cuda_of(d);
-    const struct k_half_normed *norm = e->norm.sums != NULL ? &e->norm : NULL;
-    const void *router_x = e->router_x != NULL ? e->router_x : e->x;
     const struct k_combining combining = {.x = e->x,
                                           .switches = e->shared_switch,
                                           .adds = e->adds,
@@ -45,14 +43,18 @@ void experts_mix(struct device *d, void *out, const struct device_experts *e, in
                                           .dim = e->experts->in.n_in};
     const struct k_mixing_end end = {out, &combining, e->residual};
 
-    cuda_keep(gpu,
-              k_route(&gpu->mixing, router_x, norm, e->router, e->experts, &gpu->tokens, n,
-                      d->limits.dim, gpu->stream),
-              "route");
-    cuda_keep(gpu,
-              k_run_experts(&gpu->mixing, e->x, norm, e->experts, &end, n, e->router->n_used,
-                            gpu->n_sms, gpu->stream),
-              "experts");
+    const struct k_mixing_input in = {
+        .router_x = e->router_x != NULL ? e->router_x : e->x,
+        .x = e->x,
+        .norm = e->norm.sums != NULL ? &e->norm : NULL,
+        .router = e->router,
+        .experts = e->experts,
+        .tokens = &gpu->tokens,
+        .n = n,
+        .router_dim = d->limits.dim,
+    };
+
+    cuda_keep(gpu, k_mix_experts(&gpu->mixing, &in, &end, gpu->n_sms, gpu->stream), "experts");
 }
 
 /* Rows of one expert at a time are copied aside, and arranged from there. */

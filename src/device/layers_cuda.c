@@ -78,6 +78,29 @@ void layers_gate_by(struct device *d, struct device_rows *out, const void *in,
     cuda_quantise(d, out, n, to);
 }
 
+/* The tiles of the step are known since rope_kv(). */
+bool layers_shut_attn(struct device *d, const void *gate, const struct k_kv *kv)
+{
+    struct k_attn_plan *plan = &cuda_of(d)->plan;
+
+    if (cuda_of(d)->has_chunks || k_attn_shuts(plan, kv) == 0)
+        return false;
+    plan->gates = gate;
+    return true;
+}
+
+/* The gates of attention, by themselves. */
+void layers_shut(struct device *d, void *x, const void *gate, int width, int n,
+                 const struct k_matrix *to)
+{
+    struct cuda *gpu = cuda_of(d);
+
+    cuda_keep(gpu,
+              k_shut(x, to != NULL && k_format_reads_half(&to->format), gate,
+                     (size_t)n * (size_t)width, gpu->stream),
+              "shut");
+}
+
 /* Negative ids as in cuda_embed(). */
 void layers_layer_embeds(struct device *d, void *x, const struct k_layer_embeds *e)
 {
@@ -171,6 +194,19 @@ void layers_soften(struct device *d, float *logits, const struct k_softening *ho
     cuda_keep(gpu, k_soften(logits, how, n, d->limits.n_vocab, gpu->stream), "soften");
 }
 
+/* Nothing else is added to the products. */
+bool layers_delta_gate(struct device *d, float *gates, const struct k_delta_gating *g,
+                       const struct k_matrix *w)
+{
+    struct cuda *gpu = cuda_of(d);
+
+    if (w->adapters != NULL || !k_format_is_plain(&w->format) || g->dim % 4 != 0 ||
+        d->step_tokens > K_DELTA_GATING_MAX)
+        return false;
+    cuda_keep(gpu, k_delta_gate(gates, g, w->n_out, d->step_tokens, gpu->stream), "delta_gate");
+    return true;
+}
+
 /* One kernel where every sequence has one token; the step's other forms need d->rows. */
 void layers_delta(struct device *d, void *out, const void *in, const float *gates,
                   const struct k_delta *delta, const struct k_state *state,
@@ -252,6 +288,7 @@ void layers_attn(struct device *d, void *out, const void *qkv, const struct k_kv
     }
     gpu->plan.out_is_half = to != NULL && k_format_reads_half(&to->format);
     cuda_keep(gpu, k_attn(out, qkv, kv, &tokens, &gpu->plan, n_heads, scale, gpu->stream), "attn");
+    gpu->plan.gates = NULL;
 }
 
 void layers_halve(struct device *d, void *out, const void *x, int width, int n)

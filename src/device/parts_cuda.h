@@ -257,10 +257,15 @@ void layers_norm_squares(struct device *d, void *x, const void *squares,
                          const struct k_split_norms *s, int n);
 void layers_gate(struct device *d, struct device_rows *out, const void *in, enum k_activation kind,
                  int ff_dim, int n, const struct k_matrix *to);
+bool layers_shut_attn(struct device *d, const void *gate, const struct k_kv *kv);
+void layers_shut(struct device *d, void *x, const void *gate, int width, int n,
+                 const struct k_matrix *to);
 void layers_gate_by(struct device *d, struct device_rows *out, const void *in,
                     const struct k_factor *by, enum k_activation kind, int n,
                     const struct k_matrix *to);
 void layers_layer_embeds(struct device *d, void *x, const struct k_layer_embeds *e);
+bool layers_delta_gate(struct device *d, float *gates, const struct k_delta_gating *g,
+                       const struct k_matrix *w);
 void layers_delta(struct device *d, void *out, const void *in, const float *gates,
                   const struct k_delta *delta, const struct k_state *state,
                   const struct k_matrix *to);

@@ -533,11 +533,14 @@ void pass_attend(const struct pass *p, const struct attn_plan *attn, const struc
 {
     const struct device_ops *op = p->d->ops;
     struct activations *acts = p->a;
+    bool shuts = false;
 
     op->rope_kv(p->d, acts->mixer_in, kv, rotary, attn->n_heads);
+    if (attn->has_gate && op->shut_attn != NULL)
+        shuts = op->shut_attn(p->d, acts->gates, kv);
     op->attn(p->d, acts->mixed.data, acts->mixer_in, kv, attn->n_heads, attn->scale,
-             p->fused && !attn->has_gate ? reader : NULL);
-    if (attn->has_gate)
+             p->fused && (!attn->has_gate || shuts) ? reader : NULL);
+    if (attn->has_gate && !shuts)
         op->shut(p->d, acts->mixed.data, acts->gates, attn->n_heads * attn->head_dim, p->n,
                  p->fused ? reader : NULL);
     if (!p->fused)
@@ -569,6 +572,22 @@ static void pass_project_channels(const struct pass *p, const struct layer_weigh
     op->matmul(p->d, acts->delta_z, &acts->delta_low, &w->g_b, NULL, p->n);
 }
 
+/* Gates of a fused step from the residual, beside the first product. */
+static bool pass_gate_delta(const struct pass *p, const struct layer_weights *w)
+{
+    struct activations *acts = p->a;
+    const struct k_delta_gating gating = {.w = w->mixer_gate.data,
+                                          .x = acts->x,
+                                          .norm = w->norm_mixer.weight,
+                                          .sums = acts->sums,
+                                          .dim = p->plan->dim,
+                                          .n_sums = p->plan->dim / 16,
+                                          .eps = w->norm_mixer.eps};
+
+    return p->d->ops->delta_gate != NULL &&
+           p->d->ops->delta_gate(p->d, acts->gates, &gating, &w->mixer_gate);
+}
+
 /* The first matrix may read codes, or rows in another order, and the second one does not. In parts
  * codes are made of plain rows; a fused step norms the residual once more, into the rows of the
  * output matrix, which are as many as its tokens. */
@@ -588,6 +607,8 @@ void pass_project_delta(const struct pass *p, const struct layer_weights *w)
         return;
     }
     pass_project(p, acts->mixer_in, &w->mixer_in, NULL);
+    if (pass_gate_delta(p, w))
+        return;
     if (k_format_is_plain(&w->mixer_in.format)) {
         pass_fused_run(p,
                        pass_fused_product(p, K_PRODUCT_FLOAT, acts->gates, &w->mixer_gate, NULL));

@@ -477,21 +477,22 @@ static bool weights_is_behind(const struct k_matrix *m, const struct k_matrix *b
            (char *)m->data == (char *)before->data + (size_t)before->n_out * row_bytes;
 }
 
-/* Count the shared expert among the others, where it is like them and counts in full. */
+/* Count the shared expert among the others, where it is like them. */
 static void weights_join_shared(const struct loading *in, const struct layer_plan *whole,
                                 struct layer_weights *w)
 {
     size_t elem = in->l->d->elem_bytes;
 
-    if (whole->ffn.experts.config->has_switch || whole->ffn.bias || w->experts.is_plain ||
-        w->experts.in_bias != NULL || w->experts.n < w->router.n_experts ||
-        w->experts.n >= K_EXPERTS_MAX || w->router.n_used >= K_EXPERTS_USED_MAX ||
-        in->l->w->adapters != NULL || !weights_is_behind(&w->ffn_in, &w->experts.in, elem) ||
+    if (whole->ffn.bias || w->experts.is_plain || w->experts.in_bias != NULL ||
+        w->experts.n < w->router.n_experts || w->experts.n >= K_EXPERTS_MAX ||
+        w->router.n_used >= K_EXPERTS_USED_MAX || in->l->w->adapters != NULL ||
+        !weights_is_behind(&w->ffn_in, &w->experts.in, elem) ||
         !weights_is_behind(&w->down, &w->experts.down, elem))
         return;
     w->router_all = w->router;
     w->router_all.n_used++;
     w->router_all.n_shared = 1;
+    w->router_all.shared_switch = w->shared_switch;
     w->experts_all = w->experts;
     w->experts_all.n++;
     w->experts_all.in.n_out += w->ffn_in.n_out;

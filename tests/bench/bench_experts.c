@@ -142,13 +142,14 @@ static void run_layer(struct bench *b, int layer, int n, enum part part)
     const k_bf16 *x = b->x + (size_t)layer * (size_t)b->s.dim;
     const struct k_combining c = {.n_used = b->s.n_used, .dim = b->s.dim};
     const struct k_mixing_end end = {b->out, &c, NULL};
+    const struct k_mixing_input in = {x, x, NULL, &b->router, e, NULL, n, b->s.dim};
 
-    if (part == PART_ALL || part == PART_ROUTE)
-        bench_must(k_route(&b->m, x, NULL, &b->router, e, NULL, n, b->s.dim, b->stream), "routing");
-    if (part == PART_ALL || part == PART_PRODUCTS)
-        bench_must(k_run_experts(&b->m, x, NULL, e, part == PART_ALL ? &end : NULL, n, b->s.n_used,
-                                 SMS, b->stream),
-                   "products");
+    if (part == PART_ALL)
+        bench_must(k_mix_experts(&b->m, &in, &end, SMS, b->stream), "experts");
+    if (part == PART_ROUTE)
+        bench_must(k_route(&b->m, &in, b->stream), "routing");
+    if (part == PART_PRODUCTS)
+        bench_must(k_run_experts(&b->m, &in, NULL, SMS, b->stream), "products");
     if (part == PART_SUM)
         bench_must(k_combine(&b->m, &end, n, b->stream), "the sum");
 }

@@ -313,6 +313,17 @@ EXPERTS = {
                                                     moe_intermediate_size=18,
                                                     shared_expert_intermediate_size=24,
                                                     rope_parameters=PARTIAL), True, 0.25),
+    # Wide enough for the products of few rows on a GPU; the shared expert is like the others.
+    "qwen3.5-moe-wide": ("qwen3_5_moe_text", few_experts(hidden_size=64, head_dim=64,
+                                                         num_attention_heads=2,
+                                                         num_key_value_heads=2,
+                                                         intermediate_size="left out",
+                                                         **delta(1, 3, 128, 128),
+                                                         layer_types=DELTA_TYPES[2:4],
+                                                         num_experts=5, num_experts_per_tok=2,
+                                                         moe_intermediate_size=24,
+                                                         shared_expert_intermediate_size=24,
+                                                         rope_parameters=PARTIAL), True, 0.2),
     # A decay for each channel of keys, beside latent attention without positions; a dense layer.
     "kimi-linear": ("kimi_linear", few_experts(num_key_value_heads=4,
                                                mlp_layer_types=["dense", "sparse"],

@@ -417,6 +417,7 @@ static const struct {
     {"families/qwen3-next", "2", 1.3e-02, ANY_DEVICE},
     {"families/qwen3.5", "24", 7.0e-02, ANY_DEVICE},
     {"families/qwen3.5-moe", "", 1.1e-02, ANY_DEVICE},
+    {"families/qwen3.5-moe-wide", "", 2.7e-02, ANY_DEVICE},
     {"families/kimi-linear", "2", 2.1e-02, ANY_DEVICE},
     {"families/kimi-linear-wide", "", 1.3e-02, ANY_DEVICE},
     {"families/seed-oss", "24", 4.4e-02, ANY_DEVICE},

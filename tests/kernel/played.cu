@@ -20,14 +20,14 @@ static uint32_t max(uint32_t, uint32_t);
 
 #include "kernels/attn_decode_tile.cuh"
 
-template <int TYPE>
+template <int D, int TYPE>
 static void decode_rows(k_bf16 *queries, int n_heads, k_bf16 *key, k_bf16 *value,
                         const struct k_rotary *r, const struct k_kv *kv, int pos)
 {
-    using warp = decode_warp<128, TYPE, 8>;
+    using warp = decode_warp<D, TYPE, 8>;
     static __align__(16) char desk[warp::DESK];
     char *rows = desk + 8 * warp::DESK_ROW;
-    const float2 *turn = (const float2 *)r->turns + (size_t)pos * 64;
+    const float2 *turn = (const float2 *)r->turns + (size_t)pos * (D / 2);
     decode_args a = {};
 
     a.kv = *kv;
@@ -35,31 +35,35 @@ static void decode_rows(k_bf16 *queries, int n_heads, k_bf16 *key, k_bf16 *value
     a.k_norm = (const k_bf16 *)r->k_norm;
     a.eps = r->eps;
     for (int h = 0; h < n_heads; h++)
-        memcpy(desk + h * warp::DESK_ROW, queries + h * 128, 256);
-    memcpy(rows, key, 256);
-    memcpy(rows + warp::DESK_ROW, value, 256);
+        memcpy(desk + h * warp::DESK_ROW, queries + h * D, 2 * D);
+    memcpy(rows, key, 2 * D);
+    memcpy(rows + warp::DESK_ROW, value, 2 * D);
     (void)play_launch(1, 32, [&] {
         if (r->q_norm != NULL) {
-            warp::template turn_queries<true>(desk, a, n_heads, 128, turn);
+            warp::template turn_queries<true>(desk, a, n_heads, D, turn);
             warp::template turn_new<true>(rows, a, turn);
         } else {
-            warp::template turn_queries<false>(desk, a, n_heads, 128, turn);
+            warp::template turn_queries<false>(desk, a, n_heads, D, turn);
             warp::template turn_new<false>(rows, a, turn);
         }
     });
     for (int h = 0; h < n_heads; h++)
-        memcpy(queries + h * 128, desk + h * warp::DESK_ROW, 256);
-    memcpy(key, rows, 256);
-    memcpy(value, rows + warp::DESK_ROW, 256);
+        memcpy(queries + h * D, desk + h * warp::DESK_ROW, 2 * D);
+    memcpy(key, rows, 2 * D);
+    memcpy(value, rows + warp::DESK_ROW, 2 * D);
 }
 
 void played_decode_rows(k_bf16 *queries, int n_heads, k_bf16 *key, k_bf16 *value,
                         const struct k_rotary *r, const struct k_kv *kv, int pos)
 {
-    if (kv->type == K_BF16)
-        decode_rows<K_BF16>(queries, n_heads, key, value, r, kv, pos);
+    if (kv->head_dim == 256 && kv->type == K_BF16)
+        decode_rows<256, K_BF16>(queries, n_heads, key, value, r, kv, pos);
+    else if (kv->head_dim == 256)
+        decode_rows<256, K_E4M3>(queries, n_heads, key, value, r, kv, pos);
+    else if (kv->type == K_BF16)
+        decode_rows<128, K_BF16>(queries, n_heads, key, value, r, kv, pos);
     else
-        decode_rows<K_E4M3>(queries, n_heads, key, value, r, kv, pos);
+        decode_rows<128, K_E4M3>(queries, n_heads, key, value, r, kv, pos);
 }
 
 const char *played_fault(void)

@@ -13,9 +13,9 @@
 extern "C" {
 #endif
 
-/* What decode attention makes of a sequence's heads of one kv head: queries bf16 [n_heads][128], at
- * most 8, normed and rotated in place; key and value bf16 [128], which become what is stored in
- * pages of kv->type. */
+/* What decode attention makes of a sequence's heads of one kv head: queries bf16
+ * [n_heads][head_dim], at most 8 of 128 or 256 elements, normed and rotated in place; key and value
+ * bf16 [head_dim], which become what is stored in pages of kv->type. */
 void played_decode_rows(k_bf16 *queries, int n_heads, k_bf16 *key, k_bf16 *value,
                         const struct k_rotary *r, const struct k_kv *kv, int pos);
 
@@ -78,6 +78,9 @@ struct played_delta {
     k_bf16 *out;
 };
 int played_delta(const struct played_delta *of);
+
+/* k_delta_gate() on host memory. 0, or -1 for a fault. */
+int played_gate(float *gates, const struct k_delta_gating *g, int n_gates, int n);
 
 /* k_adapt_in() and k_adapt_out() on host memory. 0, or -1 for a fault. */
 int played_adapt(const struct k_adapting *a);

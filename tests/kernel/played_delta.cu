@@ -33,6 +33,19 @@ static void tf32_copy_four(float *to, const float *from)
     memcpy(to, from, 4 * sizeof *to);
 }
 
+static void tf32_copy_two(void *to, const void *from)
+{
+    memcpy(to, from, 8);
+}
+
+static void tf32_end_group(void)
+{
+}
+
+template <int n> static void tf32_wait_groups(void)
+{
+}
+
 static void tf32_wait_copies(void)
 {
 }
@@ -61,10 +74,19 @@ static void play_store(void *to, size_t at, float x, bool is_half)
 alignas(16) float delta_memory[32 * 1024];
 
 #include "kernels/delta.cu"
+#include "kernels/delta_one.cu"
 #undef THREADS
+#undef WARPS
+#undef ROWS
 #undef COLUMNS
 #include "kernels/delta_channel.cu"
 #include "tests/kernel/played.h"
+
+/* Clusters are not played. */
+int delta_run_ranks(const delta_args &a, k_stream stream)
+{
+    return delta_run_sole(a, stream);
+}
 
 int delta_launch_chunks(const delta_args &, k_stream)
 {
@@ -76,6 +98,14 @@ int played_delta(const struct played_delta *of)
 {
     play.fault = NULL;
     if (k_delta_rule(of->out, false, of->in, of->gates, &of->d, &of->state, &of->t, NULL) != 0)
+        return -1;
+    return play.fault == NULL ? 0 : -1;
+}
+
+int played_gate(float *gates, const struct k_delta_gating *g, int n_gates, int n)
+{
+    play.fault = NULL;
+    if (k_delta_gate(gates, g, n_gates, n, NULL) != 0)
         return -1;
     return play.fault == NULL ? 0 : -1;
 }

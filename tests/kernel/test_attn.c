@@ -521,6 +521,23 @@ static void check_attn(struct attn_run *r)
     free(want), free(scratch), free(got), free(second);
 }
 
+/* Results times the sigmoids of gates: rounded once, those without gates twice. Padding sequences
+ * have no results. */
+static void check_gates(struct attn_run *r, const k_bf16 *raw, const struct k_attn_plan *p,
+                        const float *without)
+{
+    float *gates = gpu_random(r->out_size, 4.0f), *want = malloc(r->out_size * sizeof *want), *got;
+    const float none = gpu_widen(0xabab);
+    struct k_attn_plan with = *p;
+
+    with.gates = gpu_bf16(gates, r->out_size);
+    got = attend(r, raw, &with);
+    for (size_t i = 0; i < r->out_size; i++)
+        want[i] = without[i] == none ? none : without[i] / (1.0f + expf(-gates[i]));
+    gpu_compare(got, want, r->out_size, 1e-5, 8.2e-3, "with gates");
+    free(gates), free(want), free(got);
+}
+
 static void check_case(const struct attn_case *c)
 {
     struct attn_run *r = run_open(c);
@@ -561,6 +578,8 @@ static void check_fused(const struct attn_case *c)
     ok(gpu_get(pages[0], apart, bytes) && gpu_get(pages[1], fused, bytes) &&
            memcmp(pages[0], pages[1], bytes) == 0,
        "written within, the same pages");
+    if (k_attn_shuts(&with_turns, &r->dev_kv))
+        check_gates(r, raw, &with_turns, out[0]);
     free(out[0]), free(out[1]), free(out[2]), free(pages[0]), free(pages[1]);
     run_close(r);
 }

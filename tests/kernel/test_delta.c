@@ -6,7 +6,7 @@
 #include "kernels/delta.h"
 #include "tests/kernel/gpu.h"
 
-#define SEQS    5
+#define SEQS    33
 #define TOKENS  150
 #define COLUMNS 40 /* of a row of the table */
 
@@ -20,12 +20,29 @@ static const struct {
               {{3, 3, 33, 70, 3, true}, 1001, 5},    {{6, 6, 128, 128, 4, true}, 16384, 0},
               {{2, 2, 128, 128, 4, true}, 4100, 8},  {{4, 4, 64, 128, 2, true}, 8192, 4}};
 
-/* A padding sequence, one that begins, decodes, chunks. */
-static const struct {
+/* A padding sequence, one that begins, decodes, chunks. Without starts there are decodes alone. */
+static struct {
+    int n_seqs;
     int32_t starts[SEQS + 1], lens[SEQS];
-} steps[] = {{{0, 1, 8, 9, 10, 43}, {0, 7, 1, 90, 60}},
-             {{0, 1, 2, 3, 4, 5}, {0, 1, 2, 3, 90}},
-             {{0, 70, 72, 135, 148, 150}, {70, 3, 64, 1000, 2}}};
+} steps[] = {{5, {0, 1, 8, 9, 10, 43}, {0, 7, 1, 90, 60}},
+             {5, {0, 1, 2, 3, 4, 5}, {0, 1, 2, 3, 90}},
+             {5, {0, 70, 72, 135, 148, 150}, {70, 3, 64, 1000, 2}},
+             {4, {0, 1, 2, 3, 4}, {0, 1, 2, 90}},
+             {1, {0, 1}, {7}},
+             {3, {0, 1, 2, 9}, {50, 1, 60}},
+             {33, {0}, {0}}};
+
+static void fill_steps(void)
+{
+    for (size_t k = 0; k < sizeof steps / sizeof steps[0]; k++) {
+        if (steps[k].starts[1] > 0)
+            continue;
+        for (int s = 0; s < steps[k].n_seqs; s++) {
+            steps[k].starts[s + 1] = s + 1;
+            steps[k].lens[s] = s * 7 % 90;
+        }
+    }
+}
 
 /* What guard bytes are as numbers of a result. */
 static float unwritten(bool is_half)
@@ -94,8 +111,9 @@ static void make_apart(struct delta_case *c, const struct k_delta_shape *s)
 static void make_tokens(struct delta_case *c, int step)
 {
     const int32_t *starts = steps[step].starts, *lens = steps[step].lens;
+    int n_seqs = steps[step].n_seqs;
 
-    for (int s = 0; s < SEQS; s++) {
+    for (int s = 0; s < n_seqs; s++) {
         for (int i = starts[s]; i < starts[s + 1]; i++) {
             c->seq[i] = s;
             c->pos[i] = lens[s] == 0 ? 0 : lens[s] - starts[s + 1] + i;
@@ -108,8 +126,8 @@ static void make_tokens(struct delta_case *c, int step)
                              .seq_start = starts,
                              .kv_len = lens,
                              .page_ids = c->table,
-                             .n_tokens = starts[SEQS],
-                             .n_seqs = SEQS,
+                             .n_tokens = starts[n_seqs],
+                             .n_seqs = n_seqs,
                              .pages_max = COLUMNS};
     c->dt = c->t;
     c->dt.seq = gpu_array(c->seq, sizeof c->seq);
@@ -128,7 +146,7 @@ static void check_delta(int i, int step, bool is_bf16)
     k_bf16 *out, *din;
     bool is_half = k_delta_values(s) % 16 == 0 && i % 2 == 1;
 
-    c->n_tokens = steps[step].starts[SEQS];
+    c->n_tokens = steps[step].starts[steps[step].n_seqs];
     c->row = k_delta_row(s);
     n_out = (size_t)(c->n_tokens * k_delta_values(s));
     n_gates = (size_t)(c->n_tokens * k_delta_gates(s));
@@ -154,7 +172,7 @@ static void check_delta(int i, int step, bool is_bf16)
     out = gpu_array(NULL, n_out * 2);
     for (size_t k = 0; k < n_out; k++)
         c->want[k] = unwritten(is_half);
-    for (int seq = 0; seq < SEQS; seq++) {
+    for (int seq = 0; seq < c->t.n_seqs; seq++) {
         for (int head = 0; head < s->n_k_heads; head++)
             ref_delta_rule(c->want, c->in, c->gates, &c->host, &c->host_state, &c->t, seq, head);
     }
@@ -166,8 +184,8 @@ static void check_delta(int i, int step, bool is_bf16)
     if (is_bf16) /* numbers that differ by little may be rounded to neighbours */
         gpu_compare_rounded((const k_bf16 *)after, (const k_bf16 *)c->pages, c->state_size);
     else
-        gpu_compare(after, c->pages, c->state_size, c->n_tokens == SEQS ? 1e-9 : 1e-6,
-                    c->n_tokens == SEQS ? 1e-4 : 2e-3, "states");
+        gpu_compare(after, c->pages, c->state_size, c->n_tokens == c->t.n_seqs ? 1e-9 : 1e-6,
+                    c->n_tokens == c->t.n_seqs ? 1e-4 : 2e-3, "states");
     free(c->a), free(c->z), free(c->in), free(c->gates), free(c->pages), free(c->numbers),
         free(c->want);
     free(after), free(got), free(c);
@@ -185,9 +203,50 @@ static void check_shut(size_t n, bool is_half)
     free(x), free(gate), free(got);
 }
 
+/* Gates of n tokens, from a residual whose sums of squares are there in parts. */
+static void check_gate(int n, int dim, int n_gates)
+{
+    size_t n_x = (size_t)(n * dim), n_w = (size_t)(n_gates * dim), n_out = (size_t)(n * n_gates);
+    int n_sums = (dim + 15) / 16;
+    float *x = gpu_random(n_x, 3.0f), *w = gpu_random(n_w, 0.5f), *want, *got;
+    float *norm = gpu_random((size_t)dim, 1.0f), *sums;
+    struct k_delta_gating g = {.dim = dim, .n_sums = n_sums, .eps = 1e-5f};
+    float *out = gpu_array(NULL, n_out * sizeof *out);
+
+    want = malloc(n_out * sizeof *want);
+    got = malloc(n_out * sizeof *got);
+    sums = calloc((size_t)(n * n_sums), sizeof *sums);
+    for (int t = 0; t < n; t++) {
+        double square = 0.0;
+
+        for (int i = 0; i < dim; i++) {
+            sums[t * n_sums + i / 16] += x[t * dim + i] * x[t * dim + i];
+            square += (double)x[t * dim + i] * (double)x[t * dim + i];
+        }
+        for (int k = 0; k < n_gates; k++) {
+            double sum = 0.0;
+
+            for (int i = 0; i < dim; i++)
+                sum += (double)x[t * dim + i] * (double)norm[i] * (double)w[k * dim + i];
+            want[t * n_gates + k] = (float)(sum / sqrt(square / dim + 1e-5));
+        }
+    }
+    g.w = gpu_bf16(w, n_w);
+    g.x = gpu_array(x, n_x * sizeof *x);
+    g.norm = gpu_bf16(norm, (size_t)dim);
+    g.sums = gpu_array(sums, (size_t)(n * n_sums) * sizeof *sums);
+    gpu_must(k_delta_gate(out, &g, n_gates, n, device_cuda_stream(gpu)));
+    ok(gpu_get(got, out, n_out * sizeof *got), "guard bands are whole");
+    gpu_compare(got, want, n_out, 1e-8, 1e-4, "gates as products");
+    ok(k_delta_gate(out, &g, n_gates, K_DELTA_GATING_MAX + 1, device_cuda_stream(gpu)) != 0,
+       "not for more tokens");
+    free(x), free(w), free(norm), free(sums), free(want), free(got);
+}
+
 int main(void)
 {
     gpu_open();
+    fill_steps();
     for (size_t step = 0; step < sizeof steps / sizeof steps[0]; step++) {
         for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
             if (gpu_has_turn())
@@ -196,6 +255,9 @@ int main(void)
                 check_delta((int)i, (int)step, true);
         }
     }
+    check_gate(1, 2048, 64);
+    check_gate(K_DELTA_GATING_MAX, 5120, 96);
+    check_gate(3, 60, 5);
     check_shut(5, false);
     check_shut(16 * 4096, false);
     check_shut(16 * 4095, true);

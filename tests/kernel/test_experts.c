@@ -249,12 +249,25 @@ static void fetch(void *to, const void *from, size_t bytes)
     gpu_must(gpu->ops->download(gpu, to, from, bytes));
 }
 
+static struct k_mixing_input input_of(struct run *r, const k_bf16 *x, const struct k_tokens *t,
+                                      int n)
+{
+    return (struct k_mixing_input){.router_x = x,
+                                   .x = x,
+                                   .norm = r->norm.sums != NULL ? &r->norm : NULL,
+                                   .router = &r->dev_router,
+                                   .experts = &r->dev_experts,
+                                   .tokens = t,
+                                   .n = n,
+                                   .router_dim = r->s.dim};
+}
+
 static void route(struct run *r, const k_bf16 *x, const struct k_tokens *t, int n)
 {
     size_t n_routes = (size_t)n * (size_t)r->s.n_used;
+    const struct k_mixing_input in = input_of(r, x, t, n);
 
-    gpu_must(k_route(&r->m, x, r->norm.sums != NULL ? &r->norm : NULL, &r->dev_router,
-                     &r->dev_experts, t, n, r->s.dim, device_cuda_stream(gpu)));
+    gpu_must(k_route(&r->m, &in, device_cuda_stream(gpu)));
     fetch(r->ids, r->m.routes.ids, n_routes * sizeof *r->ids);
     fetch(r->weights, r->m.routes.weights, n_routes * sizeof *r->weights);
 }
@@ -314,7 +327,7 @@ static void check_routes(struct run *r, const struct k_tokens *t, const int32_t 
 
         if (is_padding)
             n_wrong += r->ids[i] != -1;
-        else if (r->ids[i] != want.ids[i])
+        else if (r->ids[i] != want.ids[i] && !(fabsf(r->weights[i] - want.weights[i]) < 1e-6f))
             n_wrong++;
         else
             worst = fmax(worst, fabs((double)r->weights[i] - (double)want.weights[i]));
@@ -325,6 +338,26 @@ static void check_routes(struct run *r, const struct k_tokens *t, const int32_t 
     check_order(r, n, name);
     free(want.ids);
     free(want.weights);
+}
+
+/* One token is chosen for in another way: its choices and weights are the same bits as among
+ * many. */
+static void check_few_routes(struct run *r, const char *name)
+{
+    size_t n = (size_t)r->s.n_used;
+    int32_t *ids = malloc(n * sizeof *ids);
+    float *weights = malloc(n * sizeof *weights);
+
+    route(r, r->dev_x, NULL, r->n_max < 33 ? r->n_max : 33);
+    memcpy(ids, r->ids, n * sizeof *ids);
+    memcpy(weights, r->weights, n * sizeof *weights);
+    for (int k = 1; k <= 3; k += 2) {
+        route(r, r->dev_x, NULL, k);
+        ok(memcmp(ids, r->ids, n * sizeof *ids) == 0 &&
+               memcmp(weights, r->weights, n * sizeof *weights) == 0,
+           "%s: a token among %d, the same bits", name, k);
+    }
+    free(ids), free(weights);
 }
 
 /* Does the last expert become one of every token, that the router does not choose? */
@@ -349,9 +382,12 @@ static void check_router(struct run *r)
                 {"softmax of the chosen", K_SCORE_TOP, false, false, 1, 1, 1},
                 {"mixer", K_SCORE_MIXER, false, false, 1, 1, 1},
                 {"sigmoid, and a shared one", K_SCORE_SIGMOID, true, true, 1, 1, 1},
-                {"softmax of the chosen, and a shared one", K_SCORE_TOP, false, false, 1, 1, 1}};
+                {"softmax of the chosen, and a shared one", K_SCORE_TOP, false, false, 1, 1, 1},
+                {"softmax, and a shared one with a switch", K_SCORE_SOFTMAX, false, true, 1, 1, 1}};
     float *bias = gpu_random((size_t)r->s.n_experts, 0.3f);
     float *dev_bias = gpu_array(bias, (size_t)r->s.n_experts * sizeof *bias);
+    float *switches = gpu_random((size_t)r->s.dim, 0.3f);
+    float *dev_switches = gpu_array(switches, (size_t)r->s.dim * sizeof *switches);
 
     for (size_t i = 0; i < sizeof ways / sizeof ways[0]; i++) {
         struct k_router *both[] = {&r->router, &r->dev_router};
@@ -373,15 +409,21 @@ static void check_router(struct run *r)
         r->router.logit_bias = ways[i].scoring == K_SCORE_TOP ? bias : NULL;
         r->dev_router.logit_bias = ways[i].scoring == K_SCORE_TOP ? dev_bias : NULL;
         share_last(r, strstr(ways[i].name, "shared") != NULL);
+        if (strstr(ways[i].name, "switch") != NULL) {
+            r->router.shared_switch = switches;
+            r->dev_router.shared_switch = dev_switches;
+        }
         for (size_t k = 0; k < sizeof numbers / sizeof numbers[0]; k++) {
             if (numbers[k] <= r->n_max)
                 check_routes(r, NULL, NULL, numbers[k], ways[i].name);
         }
+        check_few_routes(r, ways[i].name);
         share_last(r, false);
+        r->router.shared_switch = r->dev_router.shared_switch = NULL;
     }
     r->router.logit_bias = r->dev_router.logit_bias = NULL;
     r->router.scales = r->dev_router.scales = NULL;
-    free(bias);
+    free(bias), free(switches);
 }
 
 /* Tokens of sequences without keys are padding. */
@@ -421,10 +463,10 @@ static void run_experts(struct run *r, const k_bf16 *x, const float *own, int n,
                             .dim = r->s.dim};
     k_bf16 *dev_out = own != NULL ? gpu_bf16(own, n_out) : gpu_array(NULL, n_out * sizeof *dev_out);
     const struct k_mixing_end end = {dev_out, &c, NULL};
+    const struct k_mixing_input in = input_of(r, x, NULL, n);
     float *got;
 
-    gpu_must(k_run_experts(&r->m, x, r->norm.sums != NULL ? &r->norm : NULL, &r->dev_experts, &end,
-                           n, r->s.n_used, SMS, device_cuda_stream(gpu)));
+    gpu_must(k_run_experts(&r->m, &in, &end, SMS, device_cuda_stream(gpu)));
     got = gpu_floats(dev_out, n_out);
     memcpy(out, got, n_out * sizeof *out);
     free(got);
@@ -513,6 +555,41 @@ static void check_alone(struct run *r, int n, int fewer)
     free(all), free(some);
 }
 
+/* One token whose choice is left to the first product: twice, each after another token's choice, and
+ * as padding. */
+static void check_late(struct run *r)
+{
+    size_t dim = (size_t)r->s.dim;
+    float *want = malloc(dim * sizeof *want), *got;
+    const struct k_combining c = {.x = r->dev_x, .n_used = r->s.n_used, .dim = r->s.dim};
+    k_bf16 *out = gpu_array(NULL, dim * sizeof *out);
+    const struct k_mixing_end end = {out, &c, NULL};
+    int32_t seq = 0, len = 0;
+    const struct k_tokens t = {.seq = gpu_array(&seq, 4), .kv_len = gpu_array(&len, 4)};
+    struct k_mixing_input in = input_of(r, r->dev_x, NULL, 1);
+    bool same = true;
+
+    route(r, r->dev_x, NULL, 1);
+    run_experts(r, r->dev_x, NULL, 1, want);
+    for (int turn = 0; turn < 2; turn++) {
+        route(r, r->dev_x + dim, NULL, 1);
+        gpu_must(k_mix_experts(&r->m, &in, &end, turn == 0 ? SMS : 3, device_cuda_stream(gpu)));
+        got = gpu_floats(out, dim);
+        same = same && memcmp(got, want, dim * sizeof *got) == 0;
+        free(got);
+    }
+    ok(same, "a choice by the first product: the same bits");
+    in.tokens = &t;
+    gpu_must(k_mix_experts(&r->m, &in, &end, SMS, device_cuda_stream(gpu)));
+    got = gpu_floats(out, dim);
+    same = true;
+    for (size_t i = 0; i < dim; i++)
+        same = same && got[i] == 0.0f;
+    ok(same, "a padding token has no experts");
+    free(got);
+    free(want);
+}
+
 /* The sum goes on to the residual and to the norm of the next product. Few multiprocessors have
  * several tiles of one token. */
 static void check_residual(struct run *r, int n, bool adds, int n_sms)
@@ -534,11 +611,11 @@ static void check_residual(struct run *r, int n, bool adds, int n_sms)
                                   .n_used = r->s.n_used,
                                   .dim = r->s.dim};
     const struct k_mixing_end end = {adds ? gpu_bf16(own, n_out) : NULL, &c, &p};
+    const struct k_mixing_input in = input_of(r, r->dev_x, NULL, n);
 
     route(r, r->dev_x, NULL, n);
     run_experts(r, r->dev_x, own, n, plain);
-    gpu_must(k_run_experts(&r->m, r->dev_x, NULL, &r->dev_experts, &end, n, r->s.n_used, n_sms,
-                           device_cuda_stream(gpu)));
+    gpu_must(k_run_experts(&r->m, &in, &end, n_sms, device_cuda_stream(gpu)));
     ok(gpu_get(got, p.residual, n_out * sizeof *got), "guard bands are whole");
     ok(gpu_get(sums, p.sums_out, n_sums * sizeof *sums), "guard bands are whole");
     normed = gpu_floats(p.normed, n_out);
@@ -576,6 +653,7 @@ static void check_shape(struct shape s, struct k_format f, int n_max, const char
         }
         crowd(&r, false);
     }
+    check_late(&r);
     check_alone(&r, 64 < n_max ? 64 : n_max, 1);
     check_alone(&r, 64 < n_max ? 64 : n_max, 9);
     if (n_max > many)

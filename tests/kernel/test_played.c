@@ -140,24 +140,25 @@ static void check_reference(const char *name)
 /* Decode attention's way to the same numbers: the same bits. */
 static void check_decode(const char *name)
 {
-    size_t elem = s.kv.type == K_BF16 ? 2 : 1, row = 128 * elem;
+    size_t elem = s.kv.type == K_BF16 ? 2 : 1, dim = (size_t)s.kv.head_dim, row = dim * elem;
     int group = s.n_heads / s.kv.n_kv_heads, n_rows = 0, n_other = 0;
 
     for (int t = 0; t < N_TOKENS; t++) {
         int32_t page = page_ids[seq[t] * PAGES_MAX + pos[t] / s.kv.page_tokens];
 
         for (int h = 0; h < s.kv.n_kv_heads && kv_len[seq[t]] > 0; h++, n_rows += group + 2) {
-            k_bf16 *token = s.raw + t * s.width, *queries = token + h * group * 128;
-            k_bf16 *key = token + (s.n_heads + h) * 128, *value = key + s.kv.n_kv_heads * 128;
+            k_bf16 *token = s.raw + t * s.width, *queries = token + (size_t)(h * group) * dim;
+            k_bf16 *key = token + (size_t)(s.n_heads + h) * dim,
+                   *value = key + (size_t)s.kv.n_kv_heads * dim;
             const char *stored =
                 (char *)s.kv.pages +
                 ((size_t)page * s.kv.page_elems + s.kv.layer_elems +
-                 (size_t)((h * s.kv.page_tokens + pos[t] % s.kv.page_tokens) * 128)) *
+                 (size_t)(h * s.kv.page_tokens + pos[t] % s.kv.page_tokens) * dim) *
                     elem;
 
             played_decode_rows(queries, group, key, value, &s.rotary, &s.kv, pos[t]);
-            for (int q = 0; q < group; q++)
-                n_other += memcmp(queries + q * 128, s.qkv + (queries - s.raw) + q * 128, 256) != 0;
+            n_other += memcmp(queries, s.qkv + (queries - s.raw),
+                              (size_t)group * dim * sizeof *queries) != 0;
             n_other += memcmp(key, stored, row) != 0;
             n_other += memcmp(value, stored + s.kv.layer_elems / 2 * elem, row) != 0;
         }
@@ -174,7 +175,7 @@ static void check_case(size_t shape, enum k_type type, enum norming norming)
     snprintf(name, sizeof name, "%d/%d x %d, pages of %d, %s%s", s.n_heads, s.kv.n_kv_heads,
              s.kv.head_dim, s.kv.page_tokens, type == K_BF16 ? "bf16" : "e4m3", names[norming]);
     check_reference(name);
-    if (s.kv.head_dim == 128 && norming != NORMS_AFTER)
+    if ((s.kv.head_dim == 128 || s.kv.head_dim == 256) && norming != NORMS_AFTER)
         check_decode(name);
     if (!ok(played_fault() == NULL, "%s: nobody waits in vain", name))
         printf("# %s\n", played_fault());

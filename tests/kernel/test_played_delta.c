@@ -2,9 +2,9 @@
  *
  * Goal: the gated delta rule as the GPU does it, without one. Method: its kernels played on the
  * host (play_portable.h) against the reference, results and states: heads of 128, which are fetched
- * in groups of four, and odd ones; decodes of both forms, chunks of the form by channel, a sequence
- * that begins, a padding one; states in float32, and in bfloat16. Results are rounded to bfloat16
- * once. */
+ * in groups of four, and odd ones; decodes of both forms, few and many, chunks of the form by
+ * channel, a sequence that begins, a padding one; states in float32, and in bfloat16; gates as
+ * products of a residual. Results are rounded to bfloat16 once. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,9 +14,10 @@
 #include "tests/tap.h"
 
 #define N_SEQS    4
+#define N_MANY    32
 #define TOKENS    60
 #define PAGES_MAX 40
-#define N_PAGES   (N_SEQS * PAGES_MAX)
+#define N_PAGES   (N_MANY * PAGES_MAX)
 #define PAGE      2048 /* elements; of whole heads 4096 */
 
 static const struct k_delta_shape shapes[] = {{1, 2, 128, 128, 4, false},
@@ -26,10 +27,11 @@ static const struct k_delta_shape shapes[] = {{1, 2, 128, 128, 4, false},
                                               {3, 3, 20, 20, 2, true}};
 
 /* A padding sequence, one that begins, one that goes on, a decode. */
+enum step { DECODES, CHUNKS, MANY };
 static const int32_t steps[][N_SEQS + 1] = {{0, 1, 2, 3, 4}, {0, 1, 38, 59, TOKENS}};
 static const int32_t lens[N_SEQS] = {0, 37, 90, 500};
 
-static int32_t table[N_SEQS * PAGES_MAX], seqs[TOKENS], positions[TOKENS];
+static int32_t table[N_PAGES], seqs[TOKENS], positions[TOKENS], many[N_MANY + 1];
 
 /* Random numbers that bfloat16 has. */
 static float *draw(size_t n, float by)
@@ -59,13 +61,15 @@ struct delta_case {
     size_t n_out;
 };
 
-static struct k_tokens make_tokens(int step, int32_t *len)
+static struct k_tokens make_tokens(enum step step, int32_t *len)
 {
-    const int32_t *starts = steps[step];
+    const int32_t *starts = step == MANY ? many : steps[step];
+    int n_seqs = step == MANY ? N_MANY : N_SEQS;
 
-    for (int s = 0; s < N_SEQS; s++) {
-        len[s] = lens[s];
-        if (step == 0 && s == 1)
+    for (int s = 0; s < n_seqs; s++) {
+        many[s + 1] = s + 1;
+        len[s] = step == MANY ? s * 11 % 17 : lens[s];
+        if (step != CHUNKS && s == 1)
             len[s] = 1; /* it begins */
         for (int i = starts[s]; i < starts[s + 1]; i++) {
             seqs[i] = s;
@@ -79,8 +83,8 @@ static struct k_tokens make_tokens(int step, int32_t *len)
                              .seq_start = starts,
                              .kv_len = len,
                              .page_ids = table,
-                             .n_tokens = starts[N_SEQS],
-                             .n_seqs = N_SEQS,
+                             .n_tokens = starts[n_seqs],
+                             .n_seqs = n_seqs,
                              .pages_max = PAGES_MAX};
 }
 
@@ -144,12 +148,12 @@ static void compare_states(const struct delta_case *c, size_t n, bool is_bf16)
     ok(worst < (is_bf16 ? 8.1e-3 : 1e-4), "states: within %.1e", worst);
 }
 
-static void check(const struct k_delta_shape *s, int step, bool is_bf16)
+static void check(const struct k_delta_shape *s, enum step step, bool is_bf16)
 {
     size_t page = s->k_dim == 128 ? 2 * PAGE : PAGE, n_pages = N_PAGES * page;
     struct delta_case c = {0};
     struct k_state state = {.page_elems = page, .at = 8, .is_bf16 = is_bf16};
-    int32_t len[N_SEQS];
+    int32_t len[N_MANY];
     struct played_delta p = {.t = make_tokens(step, len)};
     const struct k_delta d = make_case(&c, s, p.t.n_tokens, n_pages);
 
@@ -171,7 +175,7 @@ static void check(const struct k_delta_shape *s, int step, bool is_bf16)
     p.state = state;
     p.state.pages = c.pages_played;
     state.pages = c.pages;
-    for (int seq = 0; seq < N_SEQS; seq++) {
+    for (int seq = 0; seq < p.t.n_seqs; seq++) {
         for (int head = 0; head < s->n_k_heads; head++)
             ref_delta_rule(c.want, c.in, c.gates, &d, &state, &p.t, seq, head);
     }
@@ -186,14 +190,51 @@ static void check(const struct k_delta_shape *s, int step, bool is_bf16)
     free(c.pages_played), free(p.d.rows), free(p.out);
 }
 
+/* Gates of three tokens as products of a residual, whose sum of squares is in two parts. */
+static void check_gate(void)
+{
+    enum { TOKENS_GATED = 3, DIM = 620, GATES = 5 };
+    float *x = draw(TOKENS_GATED * DIM, 3.0f), *w = draw((GATES + 1) * DIM, 0.5f);
+    const float *norm = w + GATES * DIM;
+    k_bf16 *low = narrowed(w, (GATES + 1) * DIM);
+    float sums[TOKENS_GATED][2] = {0}, got[TOKENS_GATED][GATES];
+    const struct k_delta_gating g = {.w = low,
+                                     .x = x,
+                                     .norm = low + GATES * DIM,
+                                     .sums = sums[0],
+                                     .dim = DIM,
+                                     .n_sums = 2,
+                                     .eps = 1e-5f};
+    double worst = 0.0;
+
+    for (int i = 0; i < TOKENS_GATED * DIM; i++)
+        sums[i / DIM][i % 2] += x[i] * x[i];
+    ok(played_gate(got[0], &g, GATES, TOKENS_GATED) == 0, "no lane waits in vain");
+    for (int t = 0; t < TOKENS_GATED; t++) {
+        for (int k = 0; k < GATES; k++) {
+            double sum = 0.0;
+
+            for (int i = 0; i < DIM; i++)
+                sum += (double)x[t * DIM + i] * (double)norm[i] * (double)w[k * DIM + i];
+            sum /= sqrt(((double)sums[t][0] + (double)sums[t][1]) / DIM + 1e-5);
+            worst = fmax(worst, fabs((double)got[t][k] - sum) / (0.1 + fabs(sum)));
+        }
+    }
+    ok(worst < 1e-5, "gates as products: within %.1e", worst);
+    free(x), free(w), free(low);
+}
+
 int main(void)
 {
     values_seed = tap_seed(1);
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
-        for (int step = 0; step < (shapes[i].by_channel ? 2 : 1); step++) {
-            check(&shapes[i], step, false);
-            check(&shapes[i], step, true);
+        for (int step = DECODES; step <= (shapes[i].by_channel ? CHUNKS : DECODES); step++) {
+            check(&shapes[i], (enum step)step, false);
+            check(&shapes[i], (enum step)step, true);
         }
     }
+    check_gate();
+    check(&shapes[0], MANY, false);
+    check(&shapes[0], MANY, true);
     return tap_done();
 }

@@ -71,6 +71,20 @@ static void check_shared(void)
        "a shared expert has the last slot, and weight 1");
 }
 
+/* Logits are E numbers of w times the one of x. */
+static void check_switch(void)
+{
+    const float w[E] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 0.0f}, by[1] = {-1.0f}, x[1] = {1.3862944f};
+    struct k_router r = router(K_SCORE_TOP, 2);
+
+    r.w = w;
+    r.n_shared = 1;
+    r.shared_switch = by;
+    ref_route(&routes, x, &r, 1, 1);
+    ok(ids[0] == 4 && near(weights[0], 1.0) && ids[1] == E && near(weights[1], 0.2),
+       "a shared expert with a switch");
+}
+
 static void check_mixer(void)
 {
     /* The second is within 2 * 0.1 * 10 of the first, the third is not. */
@@ -216,6 +230,7 @@ int main(void)
     check_scores();
     check_scales();
     check_shared();
+    check_switch();
     check_mixer();
     check_order_of_choices();
     check_routes();
