@@ -18,7 +18,7 @@
 #define ROWS      (QUARTER / WARPS)
 #define RING      6
 #define SEQS_MANY 32  /* from which on a block has all value heads of a key head */
-#define HEADS_FEW 400 /* up to which each has a block */
+#define HEADS_FEW 264 /* up to which each has a block */
 
 static_assert(DELTA_DIM == 4 * 32, "four columns of a head per lane");
 
