@@ -397,7 +397,7 @@ static __device__ __forceinline__ void bulk_load_numbers(bulk_numbers &numbers, 
 {
     code_numbers n;
 
-    codes_load_numbers(n, record, group, form);
+    codes_load_numbers<4>(n, record, group, form);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         float high = __bfloat162float(__float2bfloat16(n.scale[i]));

@@ -90,8 +90,8 @@ struct weights {
     void *head_bias;      /* [n_vocab] or NULL */
     struct eagle_weights eagle;
     bool reads_codes, is_packed, has_bytes; /* some matrix does, is, or has (device_limits) */
-    size_t bytes;                /* on the device */
-    struct adapters *adapters;   /* of its matrices (adapters.h); NULL: none */
+    size_t bytes;                           /* on the device */
+    struct adapters *adapters;              /* of its matrices (adapters.h); NULL: none */
     struct hash digest; /* rank 0 only: of every tensor's name, type and bytes in the file */
 };
 

@@ -501,278 +501,269 @@ static void compare_all_many(void)
     }
     compare_many(K_PRODUCT_FLOAT, (struct shape){4096, 4096}, k_format_packed(K_BF16, 128, false),
                  3);
-    /* Bytes by row: shapes of all cuts, of which a kernel differs from e4m3's in few places. */
-    static void compare_all_signed(void)
-    {
-        static const struct shape shapes[] = {{64, 128},   {1040, 512}, {96, 1024},
-                                              {512, 7168}, {6144, 512}, {256, 28672}};
-        static const struct {
-            enum k_product_kind kind;
-            struct shape s;
-        } large[] = {{K_PRODUCT_PLAIN, {36000, 128}},
-                     {K_PRODUCT_FLOAT, {44400, 128}},
-                     {K_PRODUCT_GATED, {28672, 256}},
-                     {K_PRODUCT_RESIDUAL, {4096, 256}},
-                     {K_PRODUCT_RESIDUAL, {20480, 128}}};
+}
 
-        for (int i = 0; i < (int)(4 * sizeof shapes / sizeof shapes[0]); i++)
-            compare_kind((enum k_product_kind)(K_PRODUCT_PLAIN + i % 4), shapes[i / 4], K_INT8,
-                         false, 64, i == 7);
-        for (size_t i = 0; i < sizeof large / sizeof large[0]; i++)
-            compare_kind(large[i].kind, large[i].s, K_INT8, false, 58, false);
-    }
-
-    /* Codes of 8 bits: the smallest and the largest matrix of a tile, several tiles and passes; a scale
- * for each record, and for less. */
-    static void compare_all_bytes(void)
-    {
-        static const struct shape shapes[] = {{32, 128},   {64, 1920},  {544, 640},
-                                              {6144, 512}, {512, 7168}, {10240, 512}};
-
-        for (int i = 0; i < (int)(4 * sizeof shapes / sizeof shapes[0]); i++)
-            compare_packed((enum k_product_kind)(K_PRODUCT_PLAIN + i % 4), shapes[i / 4],
-                           k_format_int8(i % 3 == 0 ? K_F16 : K_BF16,
-                                         i % 5 == 3   ? 32
-                                         : i % 5 == 4 ? 64
-                                                      : 128,
-                                         i % 7 > 4),
-                           i == 11);
-        for (int kind = K_PRODUCT_PLAIN; kind <= K_PRODUCT_RESIDUAL; kind++)
-            compare_packed(kind, (struct shape){36032, 128},
-                           k_format_int8(K_F16, kind % 2 == 0 ? 128 : 32, kind > 1), false);
-        compare_packed(K_PRODUCT_PLAIN, (struct shape){256, 14336}, k_format_int8(K_F16, 32, true),
-                       false);
-        compare_packed(K_PRODUCT_RESIDUAL, (struct shape){256, 28672},
-                       k_format_int8(K_BF16, 128, false), false);
-    }
-
-    /* All arrangements, and shapes whose clusters, warps and passes are cut in all ways. */
-    static void compare_all_packed(void)
-    {
-        static const struct shape shapes[] = {{32, 128},   {64, 1920},  {544, 640},
-                                              {6144, 512}, {512, 7168}, {10240, 512}};
-
-        for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
-            for (int kind = K_PRODUCT_PLAIN; kind <= K_PRODUCT_RESIDUAL; kind++)
-                compare_packed(kind, shapes[i],
-                               k_format_packed(i % 2 == 0 ? K_BF16 : K_F16,
-                                               i < 3 ? 128 : 32 << i % 3, (kind + (int)i) % 2 == 1),
-                               i == 2 && kind == K_PRODUCT_RESIDUAL);
-        }
-        /* several tiles a CTA */
-        for (int kind = K_PRODUCT_PLAIN; kind <= K_PRODUCT_RESIDUAL; kind++)
-            compare_packed(kind, (struct shape){36032, 128}, k_format_packed(K_F16, 64, true),
-                           false);
-        for (int i = 0; i < (int)(4 * sizeof shapes / sizeof shapes[0]); i++)
-            compare_packed((enum k_product_kind)(K_PRODUCT_PLAIN + i % 4), shapes[i / 4],
-                           k_format_float4(i % 3 == 0 ? 32 : 16), i == 11);
-        for (int kind = K_PRODUCT_PLAIN; kind <= K_PRODUCT_RESIDUAL; kind++)
-            compare_packed(kind, (struct shape){36032, 128}, k_format_float4(16), false);
-        compare_packed(K_PRODUCT_RESIDUAL, (struct shape){256, 28672}, k_format_float4(16), false);
-        compare_packed(K_PRODUCT_PLAIN, (struct shape){256, 14336}, k_format_float4(32), false);
-        compare_packed(K_PRODUCT_PLAIN, (struct shape){256, 14336},
-                       k_format_packed(K_F16, 128, true), false);
-        compare_packed(K_PRODUCT_RESIDUAL, (struct shape){256, 28672},
-                       k_format_packed(K_BF16, 128, false), false);
-    }
-
-    /* A shape that is cut so: blocks of a tile, several tiles a CTA. */
-    struct large_case {
+/* Bytes by row: shapes of all cuts, of which a kernel differs from e4m3's in few places. */
+static void compare_all_signed(void)
+{
+    static const struct shape shapes[] = {{64, 128},   {1040, 512}, {96, 1024},
+                                          {512, 7168}, {6144, 512}, {256, 28672}};
+    static const struct {
         enum k_product_kind kind;
         struct shape s;
-        int n_blocks;
-        bool several;
-    };
+    } large[] = {{K_PRODUCT_PLAIN, {36000, 128}},
+                 {K_PRODUCT_FLOAT, {44400, 128}},
+                 {K_PRODUCT_GATED, {28672, 256}},
+                 {K_PRODUCT_RESIDUAL, {4096, 256}},
+                 {K_PRODUCT_RESIDUAL, {20480, 128}}};
 
-    static void compare_large(const struct large_case *l, enum k_type type)
-    {
-        const struct k_matrix w = {
-            .format = {.elem = type}, .n_out = l->s.n_out, .n_in = l->s.n_in};
-        struct product_cut c = {0};
+    for (int i = 0; i < (int)(4 * sizeof shapes / sizeof shapes[0]); i++)
+        compare_kind((enum k_product_kind)(K_PRODUCT_PLAIN + i % 4), shapes[i / 4], K_INT8, false,
+                     64, i == 7);
+    for (size_t i = 0; i < sizeof large / sizeof large[0]; i++)
+        compare_kind(large[i].kind, large[i].s, K_INT8, false, 58, false);
+}
 
-        ok(product_cut_of(&c, &w, l->kind, 32, SMS) &&
-               (c.n_split == 2 || c.n_blocks == l->n_blocks) &&
-               (c.n_tiles > c.n_groups) == l->several,
-           "%d x %d is cut into tiles of %d blocks", l->s.n_out, l->s.n_in, c.n_blocks);
-        compare_kind(l->kind, l->s, type, false, 58, false);
+/* Codes of 8 bits: the smallest and the largest matrix of a tile, several tiles and passes; a scale
+ * for each record, and for less. */
+static void compare_all_bytes(void)
+{
+    static const struct shape shapes[] = {{32, 128},   {64, 1920},  {544, 640},
+                                          {6144, 512}, {512, 7168}, {10240, 512}};
+
+    for (int i = 0; i < (int)(4 * sizeof shapes / sizeof shapes[0]); i++)
+        compare_packed((enum k_product_kind)(K_PRODUCT_PLAIN + i % 4), shapes[i / 4],
+                       k_format_int8(i % 3 == 0 ? K_F16 : K_BF16,
+                                     i % 5 == 3   ? 32
+                                     : i % 5 == 4 ? 64
+                                                  : 128,
+                                     i % 7 > 4),
+                       i == 11);
+    for (int kind = K_PRODUCT_PLAIN; kind <= K_PRODUCT_RESIDUAL; kind++)
+        compare_packed(kind, (struct shape){36032, 128},
+                       k_format_int8(K_F16, kind % 2 == 0 ? 128 : 32, kind > 1), false);
+    compare_packed(K_PRODUCT_PLAIN, (struct shape){256, 14336}, k_format_int8(K_F16, 32, true),
+                   false);
+    compare_packed(K_PRODUCT_RESIDUAL, (struct shape){256, 28672},
+                   k_format_int8(K_BF16, 128, false), false);
+}
+
+/* All arrangements, and shapes whose clusters, warps and passes are cut in all ways. */
+static void compare_all_packed(void)
+{
+    static const struct shape shapes[] = {{32, 128},   {64, 1920},  {544, 640},
+                                          {6144, 512}, {512, 7168}, {10240, 512}};
+
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+        for (int kind = K_PRODUCT_PLAIN; kind <= K_PRODUCT_RESIDUAL; kind++)
+            compare_packed(kind, shapes[i],
+                           k_format_packed(i % 2 == 0 ? K_BF16 : K_F16, i < 3 ? 128 : 32 << i % 3,
+                                           (kind + (int)i) % 2 == 1),
+                           i == 2 && kind == K_PRODUCT_RESIDUAL);
     }
+    /* several tiles a CTA */
+    for (int kind = K_PRODUCT_PLAIN; kind <= K_PRODUCT_RESIDUAL; kind++)
+        compare_packed(kind, (struct shape){36032, 128}, k_format_packed(K_F16, 64, true), false);
+    for (int i = 0; i < (int)(4 * sizeof shapes / sizeof shapes[0]); i++)
+        compare_packed((enum k_product_kind)(K_PRODUCT_PLAIN + i % 4), shapes[i / 4],
+                       k_format_float4(i % 3 == 0 ? 32 : 16), i == 11);
+    for (int kind = K_PRODUCT_PLAIN; kind <= K_PRODUCT_RESIDUAL; kind++)
+        compare_packed(kind, (struct shape){36032, 128}, k_format_float4(16), false);
+    compare_packed(K_PRODUCT_RESIDUAL, (struct shape){256, 28672}, k_format_float4(16), false);
+    compare_packed(K_PRODUCT_PLAIN, (struct shape){256, 14336}, k_format_float4(32), false);
+    compare_packed(K_PRODUCT_PLAIN, (struct shape){256, 14336}, k_format_packed(K_F16, 128, true),
+                   false);
+    compare_packed(K_PRODUCT_RESIDUAL, (struct shape){256, 28672},
+                   k_format_packed(K_BF16, 128, false), false);
+}
 
-    /* Tiles that two CTAs share. Of 48 rows the middle sixteen are both CTAs'; of two blocks, which
+/* A shape that is cut so: blocks of a tile, several tiles a CTA. */
+struct large_case {
+    enum k_product_kind kind;
+    struct shape s;
+    int n_blocks;
+    bool several;
+};
+
+static void compare_large(const struct large_case *l, enum k_type type)
+{
+    const struct k_matrix w = {.format = {.elem = type}, .n_out = l->s.n_out, .n_in = l->s.n_in};
+    struct product_cut c = {0};
+
+    ok(product_cut_of(&c, &w, l->kind, 32, SMS) && (c.n_split == 2 || c.n_blocks == l->n_blocks) &&
+           (c.n_tiles > c.n_groups) == l->several,
+       "%d x %d is cut into tiles of %d blocks", l->s.n_out, l->s.n_in, c.n_blocks);
+    compare_kind(l->kind, l->s, type, false, 58, false);
+}
+
+/* Tiles that two CTAs share. Of 48 rows the middle sixteen are both CTAs'; of two blocks, which
  * tiles of a matrix of odd rows have, the CTAs read each other's sums; the last tile of 3000 or
  * 5000 rows has none for the second CTA; of 25 slabs one CTA may have one stage more. */
-    struct shared_case {
-        enum k_product_kind kind;
-        enum k_type type;
-        struct shape s;
-        int rows, n_blocks;
-        bool uneven;
-    };
+struct shared_case {
+    enum k_product_kind kind;
+    enum k_type type;
+    struct shape s;
+    int rows, n_blocks;
+    bool uneven;
+};
 
-    static void compare_shared(const struct shared_case *k)
-    {
-        const struct k_matrix w = {
-            .format = {.elem = k->type}, .n_out = k->s.n_out, .n_in = k->s.n_in};
-        struct product_cut c = {0};
-        bool cut = product_cut_of(&c, &w, k->kind, 32, SMS);
-        int less = c.n_slabs / 2, more = c.n_slabs - less;
+static void compare_shared(const struct shared_case *k)
+{
+    const struct k_matrix w = {.format = {.elem = k->type}, .n_out = k->s.n_out, .n_in = k->s.n_in};
+    struct product_cut c = {0};
+    bool cut = product_cut_of(&c, &w, k->kind, 32, SMS);
+    int less = c.n_slabs / 2, more = c.n_slabs - less;
 
-        ok(cut && c.n_split == 2 && c.rows == k->rows && c.n_blocks == k->n_blocks &&
-               ((less + c.box - 1) / c.box != (more + c.box - 1) / c.box) == k->uneven,
-           "%d x %d is cut into shared tiles of %d rows, %d blocks", k->s.n_out, k->s.n_in, c.rows,
-           c.n_blocks);
-        compare_kind(k->kind, k->s, k->type, false, 58, false);
-    }
+    ok(cut && c.n_split == 2 && c.rows == k->rows && c.n_blocks == k->n_blocks &&
+           ((less + c.box - 1) / c.box != (more + c.box - 1) / c.box) == k->uneven,
+       "%d x %d is cut into shared tiles of %d rows, %d blocks", k->s.n_out, k->s.n_in, c.rows,
+       c.n_blocks);
+    compare_kind(k->kind, k->s, k->type, false, 58, false);
+}
 
-    /* Large matrices, of which copies are late and out of order: the same bits again and again. What
+/* Large matrices, of which copies are late and out of order: the same bits again and again. What
  * they are, compare_kind() says. */
-    static void compare_again(enum k_product_kind kind, struct shape s, enum k_type type)
-    {
-        enum { TURNS = 24 };
-        static const int rows[] = {3, 8, 16, 25, 32, 48, 64};
-        const struct k_matrix w = {.format = {.elem = type}, .n_out = s.n_out, .n_in = s.n_in};
-        struct run r = {0};
+static void compare_again(enum k_product_kind kind, struct shape s, enum k_type type)
+{
+    enum { TURNS = 24 };
+    static const int rows[] = {3, 8, 16, 25, 32, 48, 64};
+    const struct k_matrix w = {.format = {.elem = type}, .n_out = s.n_out, .n_in = s.n_in};
+    struct run r = {0};
 
-        for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-            int n = rows[i], same = 0;
-            size_t bytes;
-            float *first;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        int n = rows[i], same = 0;
+        size_t bytes;
+        float *first;
 
-            if (!k_multiply_takes(&w, n) || !gpu_has_turn())
-                continue;
-            if (r.w == NULL)
-                run_open(&r, kind, s, type, false, 64);
-            bytes = outputs_of(&r, n) * sizeof(float);
-            first = malloc(bytes);
+        if (!k_multiply_takes(&w, n) || !gpu_has_turn())
+            continue;
+        if (r.w == NULL)
+            run_open(&r, kind, s, type, false, 64);
+        bytes = outputs_of(&r, n) * sizeof(float);
+        first = malloc(bytes);
+        run_device(&r, r.x, n, n);
+        memcpy(first, r.y, bytes);
+        for (int turn = 0; turn < TURNS; turn++) {
             run_device(&r, r.x, n, n);
-            memcpy(first, r.y, bytes);
-            for (int turn = 0; turn < TURNS; turn++) {
-                run_device(&r, r.x, n, n);
-                same += memcmp(first, r.y, bytes) == 0;
-            }
-            ok(same == TURNS, "kind %d, %s %d x %d, %d rows: the same bits %d times of %d",
-               (int)kind, type == K_E4M3 ? "e4m3" : "bf16", s.n_out, s.n_in, n, same, TURNS);
-            free(first);
+            same += memcmp(first, r.y, bytes) == 0;
         }
-        run_close(&r);
+        ok(same == TURNS, "kind %d, %s %d x %d, %d rows: the same bits %d times of %d", (int)kind,
+           type == K_E4M3 ? "e4m3" : "bf16", s.n_out, s.n_in, n, same, TURNS);
+        free(first);
     }
+    run_close(&r);
+}
 
-    static void compare_embed(int n, int dim, bool is_half)
-    {
-        enum { VOCAB = 50 };
-        size_t n_x = (size_t)n * (size_t)dim;
-        float *table = gpu_random((size_t)VOCAB * (size_t)dim, 1.0f);
-        float *norm = gpu_random((size_t)dim, 1.0f);
-        float *x = malloc(n_x * 4), *normed = malloc(n_x * 4), *sums = malloc(n_x / 16 * 4);
-        float *got = malloc(n_x * 4), *got_normed;
-        int32_t ids[8], back[8];
-        void *x_dev = gpu_array(NULL, n_x * 4), *sums_dev = gpu_array(NULL, n_x / 16 * 4);
-        k_bf16 *normed_dev = gpu_array(NULL, n_x * 2);
+static void compare_embed(int n, int dim, bool is_half)
+{
+    enum { VOCAB = 50 };
+    size_t n_x = (size_t)n * (size_t)dim;
+    float *table = gpu_random((size_t)VOCAB * (size_t)dim, 1.0f);
+    float *norm = gpu_random((size_t)dim, 1.0f);
+    float *x = malloc(n_x * 4), *normed = malloc(n_x * 4), *sums = malloc(n_x / 16 * 4);
+    float *got = malloc(n_x * 4), *got_normed;
+    int32_t ids[8], back[8];
+    void *x_dev = gpu_array(NULL, n_x * 4), *sums_dev = gpu_array(NULL, n_x / 16 * 4);
+    k_bf16 *normed_dev = gpu_array(NULL, n_x * 2);
 
-        for (int i = 0; i < n; i++)
-            ids[i] = i * 13 % VOCAB, back[i] = i % 2 == 0 ? ids[i] : -1 - i;
-        ref_embed_normed(x, normed, sums, table, ids, norm, n, dim);
-        gpu_must(k_embed_normed(x_dev, normed_dev, is_half, sums_dev,
-                                gpu_bf16(table, (size_t)VOCAB * (size_t)dim),
-                                gpu_array(back, sizeof back), gpu_array(ids, sizeof ids),
-                                gpu_bf16(norm, (size_t)dim), n, dim, device_cuda_stream(gpu)));
-        ok(gpu_get(got, x_dev, n_x * 4) && memcmp(got, x, n_x * 4) == 0, "embedding, %d x %d", n,
-           dim);
-        got_normed = is_half ? gpu_half_floats(normed_dev, n_x) : gpu_floats(normed_dev, n_x);
-        gpu_compare(got_normed, normed, n_x, 1e-5, 8e-3, "its normed rows");
-        ok(gpu_get(got, sums_dev, n_x / 16 * 4), "guard bands are whole");
-        gpu_compare(got, sums, n_x / 16, 1e-10, 1e-4, "its squares");
-        free(table), free(norm), free(x), free(normed), free(sums), free(got), free(got_normed);
-    }
+    for (int i = 0; i < n; i++)
+        ids[i] = i * 13 % VOCAB, back[i] = i % 2 == 0 ? ids[i] : -1 - i;
+    ref_embed_normed(x, normed, sums, table, ids, norm, n, dim);
+    gpu_must(k_embed_normed(x_dev, normed_dev, is_half, sums_dev,
+                            gpu_bf16(table, (size_t)VOCAB * (size_t)dim),
+                            gpu_array(back, sizeof back), gpu_array(ids, sizeof ids),
+                            gpu_bf16(norm, (size_t)dim), n, dim, device_cuda_stream(gpu)));
+    ok(gpu_get(got, x_dev, n_x * 4) && memcmp(got, x, n_x * 4) == 0, "embedding, %d x %d", n, dim);
+    got_normed = is_half ? gpu_half_floats(normed_dev, n_x) : gpu_floats(normed_dev, n_x);
+    gpu_compare(got_normed, normed, n_x, 1e-5, 8e-3, "its normed rows");
+    ok(gpu_get(got, sums_dev, n_x / 16 * 4), "guard bands are whole");
+    gpu_compare(got, sums, n_x / 16, 1e-10, 1e-4, "its squares");
+    free(table), free(norm), free(x), free(normed), free(sums), free(got), free(got_normed);
+}
 
-    /* The cases of compare_shared(). */
-    static const struct shared_case shared[] = {
-        {K_PRODUCT_PLAIN, K_BF16, {3000, 1600}, 48, 1, false},
-        {K_PRODUCT_FLOAT, K_BF16, {3000, 512}, 48, 1, false},
-        {K_PRODUCT_FLOAT, K_BF16, {2999, 512}, 48, 2, false},
-        {K_PRODUCT_RESIDUAL, K_BF16, {2992, 1600}, 64, 1, true},
-        {K_PRODUCT_PLAIN, K_BF16, {5000, 640}, 80, 2, false},
-        {K_PRODUCT_FLOAT, K_BF16, {5000, 640}, 80, 2, false},
-        {K_PRODUCT_PLAIN, K_E4M3, {3000, 1280}, 48, 1, false},
-        {K_PRODUCT_PLAIN, K_E4M3, {2999, 1280}, 48, 2, false},
-        {K_PRODUCT_FLOAT, K_E4M3, {3000, 3200}, 48, 1, true},
-        {K_PRODUCT_RESIDUAL, K_E4M3, {2992, 1280}, 64, 1, false},
-        {K_PRODUCT_PLAIN, K_E4M3, {5000, 1024}, 80, 2, false},
-        {K_PRODUCT_FLOAT, K_E4M3, {5000, 1024}, 80, 2, false},
+/* The cases of compare_shared(). */
+static const struct shared_case shared[] = {
+    {K_PRODUCT_PLAIN, K_BF16, {3000, 1600}, 48, 1, false},
+    {K_PRODUCT_FLOAT, K_BF16, {3000, 512}, 48, 1, false},
+    {K_PRODUCT_FLOAT, K_BF16, {2999, 512}, 48, 2, false},
+    {K_PRODUCT_RESIDUAL, K_BF16, {2992, 1600}, 64, 1, true},
+    {K_PRODUCT_PLAIN, K_BF16, {5000, 640}, 80, 2, false},
+    {K_PRODUCT_FLOAT, K_BF16, {5000, 640}, 80, 2, false},
+    {K_PRODUCT_PLAIN, K_E4M3, {3000, 1280}, 48, 1, false},
+    {K_PRODUCT_PLAIN, K_E4M3, {2999, 1280}, 48, 2, false},
+    {K_PRODUCT_FLOAT, K_E4M3, {3000, 3200}, 48, 1, true},
+    {K_PRODUCT_RESIDUAL, K_E4M3, {2992, 1280}, 64, 1, false},
+    {K_PRODUCT_PLAIN, K_E4M3, {5000, 1024}, 80, 2, false},
+    {K_PRODUCT_FLOAT, K_E4M3, {5000, 1024}, 80, 2, false},
+};
+
+/* With an argument, those in records alone; "many": of many rows alone. */
+int main(int argc, char **argv)
+{
+    static const struct shape shapes[] = {{64, 128},    {256, 256},  {1040, 512}, {96, 1024},
+                                          {2048, 2048}, {512, 7168}, {336, 640}};
+
+    /* every end of a tile, of one, two and four blocks, of one and of several tiles a CTA */
+    static const struct large_case large[] = {
+        {K_PRODUCT_PLAIN, {36000, 128}, 1, true},     {K_PRODUCT_FLOAT, {44400, 128}, 1, true},
+        {K_PRODUCT_FLOAT, {15000, 128}, 2, false},    {K_PRODUCT_FLOAT, {70000, 128}, 2, true},
+        {K_PRODUCT_FLOAT, {76040, 128}, 4, true},     {K_PRODUCT_GATED, {28672, 256}, 4, false},
+        {K_PRODUCT_GATED, {57344, 128}, 4, true},     {K_PRODUCT_PLAIN, {10240, 256}, 2, false},
+        {K_PRODUCT_PLAIN, {20480, 128}, 4, false},    {K_PRODUCT_RESIDUAL, {4096, 256}, 1, false},
+        {K_PRODUCT_RESIDUAL, {10240, 256}, 2, false}, {K_PRODUCT_RESIDUAL, {20480, 128}, 4, false},
     };
 
-    /* With an argument, those in records alone; "many": of many rows alone. */
-    int main(int argc, char **argv)
-    {
-        static const struct shape shapes[] = {{64, 128},    {256, 256},  {1040, 512}, {96, 1024},
-                                              {2048, 2048}, {512, 7168}, {336, 640}};
+    gpu_open();
+    if (argc > 1) { /* records alone; with "many" or "bytes" those of many rows, or of 8 bits */
+        bool is_many = strcmp(argv[1], "many") == 0, is_bytes = strcmp(argv[1], "bytes") == 0;
 
-        /* every end of a tile, of one, two and four blocks, of one and of several tiles a CTA */
-        static const struct large_case large[] = {
-            {K_PRODUCT_PLAIN, {36000, 128}, 1, true},
-            {K_PRODUCT_FLOAT, {44400, 128}, 1, true},
-            {K_PRODUCT_FLOAT, {15000, 128}, 2, false},
-            {K_PRODUCT_FLOAT, {70000, 128}, 2, true},
-            {K_PRODUCT_FLOAT, {76040, 128}, 4, true},
-            {K_PRODUCT_GATED, {28672, 256}, 4, false},
-            {K_PRODUCT_GATED, {57344, 128}, 4, true},
-            {K_PRODUCT_PLAIN, {10240, 256}, 2, false},
-            {K_PRODUCT_PLAIN, {20480, 128}, 4, false},
-            {K_PRODUCT_RESIDUAL, {4096, 256}, 1, false},
-            {K_PRODUCT_RESIDUAL, {10240, 256}, 2, false},
-            {K_PRODUCT_RESIDUAL, {20480, 128}, 4, false},
-        };
-
-        gpu_open();
-        if (argc > 1) { /* records alone; with "many" or "bytes" those of many rows, or of 8 bits */
-            bool is_many = strcmp(argv[1], "many") == 0, is_bytes = strcmp(argv[1], "bytes") == 0;
-
-            if (!is_many && !is_bytes)
-                compare_all_packed();
-            if (!is_bytes)
-                compare_all_many();
-            if (!is_many) {
-                compare_all_bytes();
-                compare_all_signed();
-            }
-            device_close(gpu);
-            return tap_done();
+        if (!is_many && !is_bytes)
+            compare_all_packed();
+        if (!is_bytes)
+            compare_all_many();
+        if (!is_many) {
+            compare_all_bytes();
+            compare_all_signed();
         }
-        for (int b = 0; b < 256; b++)
-            e4m3_table[b] = e4m3_value((uint8_t)b);
-        for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
-            for (int kind = K_PRODUCT_PLAIN; kind <= K_PRODUCT_RESIDUAL; kind++) {
-                compare_kind(kind, shapes[i], K_BF16, false, 64, i == 1);
-                compare_kind(kind, shapes[i], K_E4M3, i == 1, 64, i == 1);
-            }
-        }
-        compare_kind(K_PRODUCT_FLOAT, (struct shape){1003, 256}, K_BF16, false, 32, false);
-        compare_kind(K_PRODUCT_PLAIN, (struct shape){1002, 1024}, K_E4M3, false, 32, false);
-        for (int kind = K_PRODUCT_PLAIN; kind <= K_PRODUCT_RESIDUAL; kind++) {
-            compare_blocks(kind, (struct shape){64, 128});
-            compare_blocks(kind, (struct shape){2304, 640});
-            compare_blocks(kind, (struct shape){5120, 2176});
-        }
-        compare_all_packed();
-        compare_all_many();
-        compare_all_bytes();
-        compare_all_signed();
-        for (size_t i = 0; i < sizeof shared / sizeof shared[0]; i++)
-            compare_shared(&shared[i]);
-        for (int i = 0; i < 2; i++) {
-            enum k_type type = i == 0 ? K_BF16 : K_E4M3;
-
-            compare_kind(K_PRODUCT_PLAIN, (struct shape){6144, 896}, type, false, 17, false);
-            compare_kind(K_PRODUCT_FLOAT, (struct shape){36004, 128}, type, false, 58, false);
-            compare_kind(K_PRODUCT_GATED, (struct shape){36016, 128}, type, false, 32, false);
-            compare_kind(K_PRODUCT_GATED, (struct shape){1006, 256}, type, false, 58, false);
-            for (size_t k = 0; k < sizeof large / sizeof large[0]; k++)
-                compare_large(&large[k], type);
-            compare_again(K_PRODUCT_PLAIN, (struct shape){6144, 4096}, type);
-            compare_again(K_PRODUCT_GATED, (struct shape){28672, 4096}, type);
-            compare_again(K_PRODUCT_RESIDUAL, (struct shape){4096, 14336}, type);
-            compare_again(K_PRODUCT_FLOAT, (struct shape){40000, 2048}, type);
-        }
-        compare_embed(1, 64, false), compare_embed(7, 4096, false), compare_embed(7, 4096, true);
         device_close(gpu);
         return tap_done();
     }
+    for (int b = 0; b < 256; b++)
+        e4m3_table[b] = e4m3_value((uint8_t)b);
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+        for (int kind = K_PRODUCT_PLAIN; kind <= K_PRODUCT_RESIDUAL; kind++) {
+            compare_kind(kind, shapes[i], K_BF16, false, 64, i == 1);
+            compare_kind(kind, shapes[i], K_E4M3, i == 1, 64, i == 1);
+        }
+    }
+    compare_kind(K_PRODUCT_FLOAT, (struct shape){1003, 256}, K_BF16, false, 32, false);
+    compare_kind(K_PRODUCT_PLAIN, (struct shape){1002, 1024}, K_E4M3, false, 32, false);
+    for (int kind = K_PRODUCT_PLAIN; kind <= K_PRODUCT_RESIDUAL; kind++) {
+        compare_blocks(kind, (struct shape){64, 128});
+        compare_blocks(kind, (struct shape){2304, 640});
+        compare_blocks(kind, (struct shape){5120, 2176});
+    }
+    compare_all_packed();
+    compare_all_many();
+    compare_all_bytes();
+    compare_all_signed();
+    for (size_t i = 0; i < sizeof shared / sizeof shared[0]; i++)
+        compare_shared(&shared[i]);
+    for (int i = 0; i < 2; i++) {
+        enum k_type type = i == 0 ? K_BF16 : K_E4M3;
+
+        compare_kind(K_PRODUCT_PLAIN, (struct shape){6144, 896}, type, false, 17, false);
+        compare_kind(K_PRODUCT_FLOAT, (struct shape){36004, 128}, type, false, 58, false);
+        compare_kind(K_PRODUCT_GATED, (struct shape){36016, 128}, type, false, 32, false);
+        compare_kind(K_PRODUCT_GATED, (struct shape){1006, 256}, type, false, 58, false);
+        for (size_t k = 0; k < sizeof large / sizeof large[0]; k++)
+            compare_large(&large[k], type);
+        compare_again(K_PRODUCT_PLAIN, (struct shape){6144, 4096}, type);
+        compare_again(K_PRODUCT_GATED, (struct shape){28672, 4096}, type);
+        compare_again(K_PRODUCT_RESIDUAL, (struct shape){4096, 14336}, type);
+        compare_again(K_PRODUCT_FLOAT, (struct shape){40000, 2048}, type);
+    }
+    compare_embed(1, 64, false), compare_embed(7, 4096, false), compare_embed(7, 4096, true);
+    device_close(gpu);
+    return tap_done();
+}
