@@ -60,9 +60,9 @@ struct experts_end {
 };
 
 /* experts_few.cu, sm90_experts.cu. Both take rows of n_in in whole 16 bytes only; MXFP4 in whole
- * groups. experts_few_choose(): the first product of one token with up to FEW_CHOOSE_MAX slots, after
- * route_logits_of_one(). experts_few_sum(): the second product of one token and its end, so that p's out and end's
- * y are not used; for shapes that experts_few_sums() takes. */
+ * groups. experts_few_choose(): the first product of one token with up to FEW_CHOOSE_MAX slots,
+ * after route_logits_of_one(). experts_few_sum(): the second product of one token and its end, so
+ * that p's out and end's y are not used; for shapes that experts_few_sums() takes. */
 int experts_few(const struct experts_product *p, enum experts_format format, int n_sms,
                 k_stream stream);
 #define FEW_CHOOSE_MAX 31

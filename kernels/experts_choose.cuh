@@ -24,8 +24,8 @@ struct route_args {
     int high; /* experts of a tile that are computed, 1 .. TILE: the others are these again */
 };
 
-/* experts_route.cu: the arguments of a step's routing; -1 if k_route() refuses it. The logits of one
- * token alone, without a choice. */
+/* experts_route.cu: the arguments of a step's routing; -1 if k_route() refuses it. The logits of
+ * one token alone, without a choice. */
 int route_prepare(route_args *args, const struct k_mixing *m, const struct k_mixing_input *in);
 int route_logits_of_one(route_args *a, k_stream stream);
 
@@ -141,7 +141,7 @@ static __device__ inline float route_number_at(const float (&numbers)[EACH], int
     return __shfl_sync(~0U, x, expert % 32);
 }
 
-/* K_SCORE_MIXER: the weight of the largest logit, `top`, which is taken, among those that are not. */
+/* K_SCORE_MIXER: the weight of the largest logit, `top`, which is taken, beside the others. */
 template <int EACH>
 static __device__ inline float route_mixer_weight(const warp_choices<EACH> &w,
                                                   const float (&logits)[EACH],

@@ -19,8 +19,8 @@
  * begins to load weights while the first one still runs: the choices are older than both.
  *
  * One token: every block of the first product chooses the experts from the logits
- * (few_choose_kernel()). A block of the second product has the same tiles of all experts, so it adds their
- * results up itself (few_sum_kernel(), experts_few_sum.cuh).
+ * (few_choose_kernel()). A block of the second product has the same tiles of all experts, so it
+ * adds their results up itself (few_sum_kernel(), experts_few_sum.cuh).
  *
  * Lanes: lane (g = lane / 4, q = lane % 4) has rows g and g + 8 of the tile. The order of the
  * elements of n_in is free as long as w and x agree, so lane q takes the 16-byte chunks 2 q and

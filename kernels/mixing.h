@@ -50,10 +50,11 @@ struct k_mixing_input {
 };
 
 /* Choices of n tokens and their order: fills routes, sorted, touched and tiles of m (tiles only
- * from K_MIXING_FEW + 1 tokens on). Tokens whose sequence has kv_len 0 get no experts: ids of -1. One launch for up to K_MIXING_FEW tokens. Logits are float32,
- * in an order of sums that depends on dim alone, so a token's choices depend on nothing else.
- * norm NULL: x is normed; else at most K_MIXING_FEW tokens, and k_run_experts() gets the same.
- * Refused for more than K_EXPERT_GROUPS_MAX groups, or group_best above 2. */
+ * from K_MIXING_FEW + 1 tokens on). Tokens whose sequence has kv_len 0 get no experts: ids of -1.
+ * One launch for up to K_MIXING_FEW tokens. Logits are float32, in an order of sums that depends on
+ * dim alone, so a token's choices depend on nothing else. norm NULL: x is normed; else at most
+ * K_MIXING_FEW tokens, and k_run_experts() gets the same. Refused for more than K_EXPERT_GROUPS_MAX
+ * groups, or group_best above 2. */
 int k_route(const struct k_mixing *m, const struct k_mixing_input *in, k_stream stream);
 
 /* ref_combine() of m's results, out bf16; c's weights and places are m's. residual not NULL: out is

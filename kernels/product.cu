@@ -156,7 +156,7 @@ static __device__ inline void product_load_boxes(box_ring &r, const CUtensorMap 
     }
 }
 
-/* Multiply boxes first .. end - 1 of a tile by the rows of x; acc gets the sums over this warp's. */
+/* Multiply boxes first .. end - 1 of a tile by the rows of x; acc gets sums over this warp's. */
 template <int NT, int WK>
 static __device__ inline void product_multiply_tile(float acc[2][NT][4], box_ring &r,
                                                     const CUtensorMap *map, const product_args &a,

@@ -126,8 +126,8 @@ static __device__ inline void adapt_fetch_bytes(const char *p, int bytes, int fi
         adapter_fetch_line(p + at);
 }
 
-/* By one warp of each CTA: bring the next product's adapters to the L2 cache, where few are used: its
- * loads would wait behind those of its weights. */
+/* By one warp of each CTA: bring the next product's adapters to the L2 cache, where few are used:
+ * its loads would wait behind those of its weights. */
 static __device__ inline void adapt_fetch_next(const k_adapting &j, bool with_b)
 {
     int n_parts = j.next.n_parts, n = (j.rows.count[0] - j.rows.count[1]) * n_parts;

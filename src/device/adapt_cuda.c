@@ -99,7 +99,8 @@ void adapt_after(struct cuda *c, const struct k_adapting *a)
     cuda_keep(c, k_adapt_out(a, c->stream), "adapters");
 }
 
-/* Few rows of plain matrices: one launch. Else the product writes plain rows, and the end of the fused one is done with the adapters' sum. */
+/* Few rows of plain matrices: one launch. Else the product writes plain rows, and the end of the
+ * fused one is done with the adapters' sum. */
 void adapt_product(struct cuda *c, const struct k_product *p, int n)
 {
     struct k_adapting a = adapt_begin(c, p->w, n);

@@ -4,10 +4,10 @@
  * and with e4m3 where the kernels are portable; of few rows with e4m3 by row.
  *
  * Few rows are multiplied with the codes, and on Hopper so are many with codes of 4 bits. Else, for
- * many, a run of rows of the matrix becomes bfloat16 in scratch memory, and cuBLASLt multiplies with
- * it; the numbers are those of a matrix that was converted at load. Few rows for e4m3 are put into
- * the order of its product there. Where a checkpoint asks for inputs of 8-bit whole numbers, many
- * rows are rounded so, in scratch memory, and multiplied as such. */
+ * many, a run of rows of the matrix becomes bfloat16 in scratch memory, and cuBLASLt multiplies
+ * with it; the numbers are those of a matrix that was converted at load. Few rows for e4m3 are put
+ * into the order of its product there. Where a checkpoint asks for inputs of 8-bit whole numbers,
+ * many rows are rounded so, in scratch memory, and multiplied as such. */
 #include "config.h"
 
 #include "device/parts_cuda.h"

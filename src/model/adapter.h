@@ -53,7 +53,7 @@ const struct adapter_pair *adapter_pair(const struct adapter *a, size_t i);
 /* Numbers at .. at + n - 1 of a matrix as float32. */
 void adapter_numbers(const struct tensor *t, size_t at, float *to, size_t n);
 
-/* The same as bfloat16: to nearest, ties to even; NaN stays NaN. A matrix of that type is copied. */
+/* The same as bfloat16: to nearest, ties to even; NaN stays NaN. Such a matrix is copied. */
 void adapter_bf16(const struct tensor *t, size_t at, uint16_t *to, size_t n);
 
 #endif

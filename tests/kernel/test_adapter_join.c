@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Goal: products that add their adapters in the same launch. Method: each row against ref_multiply()
- * with the matrix w + scale * b a of its adapter; rows with several adapters and none, ranks of 1 to
- * the highest, all kinds. The same call must give the same bits many times in a row, with the
- * counters back at zero, and a row's bits may not depend on the other rows'. */
+ * Goal: products that add their adapters in the same launch. Method: each row against
+ * ref_multiply() with the matrix w + scale * b a of its adapter; rows with several adapters and
+ * none, ranks of 1 to the highest, all kinds. The same call must give the same bits many times in a
+ * row, with the counters back at zero, and a row's bits may not depend on the other rows'. */
 #include "tests/kernel/gpu.h"
 
 #define SMS   132

@@ -555,8 +555,8 @@ static void check_alone(struct run *r, int n, int fewer)
     free(all), free(some);
 }
 
-/* One token whose choice is left to the first product: twice, each after another token's choice, and
- * as padding. */
+/* One token whose choice is left to the first product: twice, each after another token's choice,
+ * and as padding. */
 static void check_late(struct run *r)
 {
     size_t dim = (size_t)r->s.dim;
