@@ -467,6 +467,7 @@ int quant_read(struct quant_config *out, const struct json *config, char *why, s
     *out = (struct quant_config){
         .kind = kind, .format = reading.format, .packed = quant_packed_of(kind, config)};
     out->rounds_x = quant_rounds_inputs(config);
+    quant_read_sizes(out, config);
     if (kind->codes == &quant_codes_int8 && out->packed.elem == K_INT8 && !out->packed.has_zeros &&
         out->packed.group_cols == K_PACKED_COLS &&
         strcmp(quant_strategy(config), "channel") == 0) { /* random weights have that form, too */
@@ -722,8 +723,8 @@ int quant_find(struct quant_part *out, const struct checkpoint *files,
                const struct quant_config *config, const struct quant_matrix *matrix, char *why,
                size_t why_cap)
 {
-    const struct quant_search search = {files,        matrix->stem, matrix->rows,
-                                        matrix->cols, why,          why_cap};
+    const struct quant_search search = {files, matrix->stem, matrix->rows, matrix->cols,
+                                        why,   why_cap,      config};
     struct quant_part part = {.rows = matrix->rows, .cols = matrix->cols};
     int rc;
 
@@ -775,8 +776,8 @@ int quant_mxfp4(struct quant_part *out, const struct checkpoint *files,
                 const struct tensor *const parts[2], const struct quant_matrix *matrix, char *why,
                 size_t why_cap)
 {
-    const struct quant_search search = {files,        matrix->stem, matrix->rows,
-                                        matrix->cols, why,          why_cap};
+    const struct quant_search search = {files, matrix->stem, matrix->rows, matrix->cols,
+                                        why,   why_cap,      NULL};
     struct quant_part part = {
         .data = parts[0], .rows = matrix->rows, .cols = matrix->cols, .beside = {parts[1]}};
     int rc;

@@ -17,6 +17,7 @@
 
 #define QUANT_NAMES_MAX  3
 #define QUANT_BESIDE_MAX 6
+#define QUANT_GROUPS_MAX 8   /* sizes of groups that a config may name; more are not checked */
 #define QUANT_WHY_CAP    600 /* for a sentence */
 
 struct quant_reading; /* quant.c */
@@ -73,6 +74,10 @@ struct quant_config {
     struct k_format packed;          /* of random weights, where tensors could be packed; else
                                       * plain */
     bool rounds_x;                   /* inputs may be rounded as k_format.rounds_x says */
+    /* Of whole numbers, by all groups of the config: bit b is set if elements of b bits are named,
+     * and the sizes of groups of columns. */
+    unsigned bits;
+    int groups[QUANT_GROUPS_MAX], n_groups;
 };
 
 /* The scales of a tensor of weights: one number per group of its elements. */

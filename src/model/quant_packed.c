@@ -59,6 +59,23 @@ int quant_expect(const struct quant_search *s, const struct tensor *t, const cha
         t->n_dims > 0 ? (long long)t->dims[0] : 0LL, (long long)rows, (long long)cols);
 }
 
+/* Do n_groups groups of a size that the config names end with a shorter one? Then groups of equal
+ * length would be others than the file's. An order of groups says itself where they are. */
+static bool packed_is_ragged(const struct quant_search *s, const struct quant_part *p,
+                             int64_t n_groups)
+{
+    const struct tensor *order = p->beside[ORDER];
+    bool has_order = order != NULL && order->bytes >= 4 && quant_word(order->data, 0) != UINT32_MAX;
+
+    for (int i = 0; s->config != NULL && i < s->config->n_groups && !has_order; i++) {
+        int group = s->config->groups[i];
+
+        if (s->cols > group && s->cols % group != 0 && n_groups == s->cols / group + 1)
+            return true;
+    }
+    return false;
+}
+
 int quant_expect_scales(const struct quant_search *s, struct quant_part *p, const struct tensor *t,
                         int64_t rows, int64_t n_groups)
 {
@@ -72,6 +89,10 @@ int quant_expect_scales(const struct quant_search *s, struct quant_part *p, cons
     if (n_groups < 1 || n_groups > s->cols || s->cols % n_groups != 0 || n != rows * n_groups)
         return quant_fail(s, ERR_INVALID, t, "has %lld numbers, where %lld x %lld are expected",
                           (long long)n, (long long)rows, (long long)n_groups);
+    if (packed_is_ragged(s, p, n_groups))
+        return quant_fail(s, ERR_UNSUPPORTED, t,
+                          "has %lld groups of %d inputs, of which the last is shorter",
+                          (long long)n_groups, s->cols);
     p->n_groups = (int)n_groups;
     p->group = s->cols / (int)n_groups;
     return ERR_OK;
@@ -294,6 +315,19 @@ static int packed_check_scales(const struct quant_search *s, struct quant_part *
     return quant_fail(s, ERR_UNSUPPORTED, t, "has type %.20s", t->dtype);
 }
 
+/* The bits of elements whose rows take so many words; 0: none, or several. Rows of fewer than 32
+ * elements fit several, of which the config's are meant. */
+static int packed_bits_of(const struct quant_search *s, int64_t words)
+{
+    unsigned fit = 0, named = s->config != NULL ? s->config->bits : 0;
+
+    for (int bits = 2; bits <= 8; bits++)
+        fit |= packed_words(s->cols, bits) == words ? 1U << bits : 0;
+    if ((fit & named) != 0)
+        fit &= named;
+    return fit != 0 && (fit & (fit - 1)) == 0 ? __builtin_ctz(fit) : 0;
+}
+
 /* weight_packed I32 [outputs][inputs * bits / 32], weight_scale [outputs][groups],
  * weight_zero_point I32 [outputs * bits / 32][groups] */
 int quant_check_packed(const struct quant_search *s, struct quant_part *p)
@@ -301,11 +335,8 @@ int quant_check_packed(const struct quant_search *s, struct quant_part *p)
     const struct tensor *t = p->data, *zeros = p->beside[ZEROS];
     int rc;
 
-    for (p->bits = 2; p->bits <= 8; p->bits++) {
-        if (t->n_dims == 2 && t->dims[1] == packed_words(s->cols, p->bits))
-            break;
-    }
-    if (p->bits > 8)
+    p->bits = t->n_dims == 2 ? packed_bits_of(s, t->dims[1]) : 0;
+    if (p->bits == 0)
         return quant_fail(s, ERR_INVALID, t, "has no whole number of bits for %d inputs", s->cols);
     rc = quant_expect(s, t, "I32", s->rows, packed_words(s->cols, p->bits));
     if (rc == ERR_OK)
@@ -686,6 +717,33 @@ bool quant_rounds_inputs(const struct json *config)
               json_get_bool(inputs, "dynamic", false);
     }
     return all;
+}
+
+/* Of one description: what it names and is not named yet. */
+static void packed_read_sizes(struct quant_config *out, const struct json *from, const char *bits)
+{
+    int64_t n_bits = json_get_int(from, bits, 0), group = json_get_int(from, "group_size", 0);
+
+    if (strcmp(json_get_text(from, "type", "int"), "int") != 0)
+        return;
+    if (n_bits >= 2 && n_bits <= 8)
+        out->bits |= 1U << n_bits;
+    if (group >= 1 && group <= INT32_MAX && out->n_groups < QUANT_GROUPS_MAX)
+        out->groups[out->n_groups++] = (int)group;
+}
+
+void quant_read_sizes(struct quant_config *out, const struct json *config)
+{
+    const struct json *groups = json_get_kind(config, "config_groups", JSON_OBJECT);
+
+    if (groups == NULL)
+        packed_read_sizes(out, config, "bits");
+    for (uint32_t i = 0; groups != NULL && i < groups->n; i++) {
+        const struct json *weights = json_get_kind(&groups->items[i], "weights", JSON_OBJECT);
+
+        if (weights != NULL)
+            packed_read_sizes(out, weights, "num_bits");
+    }
 }
 
 /* "num_bits" and "group_size" of the first group of compressed-tensors, or "bits" and "group_size"

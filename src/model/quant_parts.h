@@ -15,6 +15,7 @@ struct quant_search {
     int rows, cols;
     char *why;
     size_t why_cap;
+    const struct quant_config *config; /* NULL: none */
 };
 
 /* Write the error message, which starts with the file and the tensor. Returns rc. */
@@ -30,7 +31,8 @@ int quant_expect(const struct quant_search *s, const struct tensor *t, const cha
                  int64_t rows, int64_t cols) ERR_CHECKED;
 
 /* Check that t has scales [rows][n_groups] in any arrangement, of a type that quant_number() reads,
- * and that groups have equal length; set p's groups. */
+ * and that groups have equal length; set p's groups. A last group that is shorter, as the config's
+ * sizes show, is refused unless p has an order of groups. */
 int quant_expect_scales(const struct quant_search *s, struct quant_part *p, const struct tensor *t,
                         int64_t rows, int64_t n_groups) ERR_CHECKED;
 
@@ -95,6 +97,10 @@ int8_t quant_int8_code(float x, float scale);
 /* Does every group of compressed-tensors ask for inputs of 8-bit whole numbers, with a scale for
  * each token that is computed from it? */
 bool quant_rounds_inputs(const struct json *config);
+
+/* The bits of elements and the sizes of groups that a quantization_config of whole numbers
+ * names. */
+void quant_read_sizes(struct quant_config *out, const struct json *config);
 
 /* The packed format of random weights that a quantization_config describes; plain if none. */
 struct k_format quant_packed_config(const struct json *config);

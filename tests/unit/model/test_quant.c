@@ -203,6 +203,102 @@ static void test_plain(void)
     checkpoint_close(files);
 }
 
+/* --- whole numbers ---------------------------------------------------------------------- */
+
+#define INT8(format, weights)                                                  \
+    "{\"quant_method\":\"compressed-tensors\",\"format\":\"" format            \
+    "\",\"config_groups\":{\"a\":{\"weights\":{\"type\":\"int\"" weights "}}," \
+    "\"b\":{\"weights\":{\"num_bits\":4,\"type\":\"int\",\"group_size\":32}}}}"
+#define GPTQ(group) "{\"quant_method\":\"gptq\",\"bits\":8,\"group_size\":" group "}"
+
+/* A matrix [8][cols] of bytes. */
+struct whole {
+    const char *config, *ending, *dtype;
+    int cols, n_groups; /* of a row */
+    int order;          /* columns of a group, by g_idx; 0: there is none; -1: not filled in */
+    int rc;
+};
+
+static const struct whole wholes[] = {
+    /* so few inputs fill as many words with fewer bits */
+    {INT8("pack-quantized", ",\"num_bits\":8"), "weight_packed", "I32", 8, 1, 0, ERR_OK},
+    {INT8("pack-quantized", ",\"num_bits\":8"), "weight_packed", "I32", 24, 3, 0, ERR_OK},
+    {INT8("pack-quantized", ""), "weight_packed", "I32", 24, 1, 0, ERR_INVALID},
+    {INT8("pack-quantized", ""), "weight_packed", "I32", 32, 1, 0, ERR_OK},
+    /* a last group that is shorter is none of equal length */
+    {INT8("int-quantized", ",\"group_size\":64"), "weight", "I8", 96, 2, 0, ERR_UNSUPPORTED},
+    {INT8("int-quantized", ",\"group_size\":64"), "weight", "I8", 48, 2, 0, ERR_UNSUPPORTED},
+    {INT8("int-quantized", ",\"group_size\":48"), "weight", "I8", 96, 2, 0, ERR_OK},
+    {INT8("int-quantized", ",\"group_size\":-1"), "weight", "I8", 96, 1, 0, ERR_OK},
+    {INT8("pack-quantized", ",\"group_size\":64"), "weight_packed", "I32", 96, 2, 0,
+     ERR_UNSUPPORTED},
+    {GPTQ("64"), "qweight", "I32", 96, 2, 0, ERR_UNSUPPORTED},
+    {GPTQ("64"), "qweight", "I32", 96, 2, -1, ERR_UNSUPPORTED},
+    {GPTQ("64"), "qweight", "I32", 96, 2, 64, ERR_OK},
+};
+
+/* Element i of row r, as a byte with a sign. */
+static int whole_number(int r, int i)
+{
+    return (r * 31 + i * 7) % 256 - 128;
+}
+
+/* Scales are 1, 2, 3 .. for the groups of a row. */
+static void test_whole(const struct whole *t)
+{
+    enum { N = 8, MOST = 96 };
+    static float got[N * MOST];
+    static uint8_t bytes[N * MOST];
+    static uint32_t zeros[MOST], order[MOST];
+    static float scales[N * MOST];
+    bool is_gptq = strcmp(t->ending, "qweight") == 0, is_packed = strcmp(t->dtype, "I32") == 0;
+    int wide = t->order > 0 ? t->order : t->cols / t->n_groups, n_wrong = 0, rc;
+    struct quant_config config;
+    struct quant_part p = {.data = NULL};
+    struct checkpoint *files;
+    char name[60], shape[60];
+
+    for (int r = 0; r < N; r++) {
+        for (int i = 0; i < t->cols; i++) {
+            int at = is_gptq ? (i / 4 * N + r) * 4 + i % 4 : r * t->cols + i;
+
+            bytes[at] = (uint8_t)(whole_number(r, i) + (is_packed ? 128 : 0));
+            order[i] = t->order < 0 ? UINT32_MAX : (uint32_t)(i / wide);
+        }
+        for (int g = 0; g < t->n_groups; g++)
+            scales[is_gptq ? g * N + r : r * t->n_groups + g] = (float)(g + 1);
+    }
+    for (int i = 0; i < MOST; i++)
+        zeros[i] = 0x7f7f7f7f; /* 128, less 1 */
+    begin();
+    snprintf(name, sizeof name, "x.%s", t->ending);
+    snprintf(shape, sizeof shape, "%d,%d", is_gptq ? t->cols / 4 : N,
+             is_gptq ? N : t->cols / (is_packed ? 4 : 1));
+    add(name, t->dtype, shape, bytes, (size_t)(N * t->cols));
+    snprintf(shape, sizeof shape, "%d,%d", is_gptq ? t->n_groups : N, is_gptq ? N : t->n_groups);
+    add(is_gptq ? "x.scales" : "x.weight_scale", "F32", shape, scales,
+        (size_t)(N * t->n_groups) * sizeof *scales);
+    snprintf(shape, sizeof shape, "%d,%d", t->n_groups, N / 4);
+    if (is_gptq)
+        add("x.qzeros", "I32", shape, zeros, (size_t)(t->n_groups * N));
+    snprintf(shape, sizeof shape, "%d", t->cols);
+    if (t->order != 0)
+        add("x.g_idx", "I32", shape, order, (size_t)t->cols * sizeof *order);
+    files = finish();
+    rc = read_config(&config, t->config);
+    if (rc == ERR_OK)
+        rc = quant_find(&p, files, &config, &(struct quant_matrix){"x", N, t->cols}, why,
+                        sizeof why);
+    is_int(rc, t->rc, "%s, %d inputs in %d groups: %s", t->config, t->cols, t->n_groups, why);
+    if (rc == ERR_OK && quant_dequantise(got, &p, bytes, 0, N) == ERR_OK) {
+        for (int i = 0; i < N * t->cols; i++)
+            n_wrong += got[i] !=
+                       (float)(whole_number(i / t->cols, i % t->cols) * (i % t->cols / wide + 1));
+        is_int(n_wrong, 0, "its weights");
+    }
+    checkpoint_close(files);
+}
+
 /* --- a format with everything ----------------------------------------------------------- */
 
 /* Elements are written with all bits turned over, four to a number. */
@@ -387,6 +483,8 @@ int main(void)
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
         test_tensors(&cases[i]);
     test_plain();
+    for (size_t i = 0; i < sizeof wholes / sizeof wholes[0]; i++)
+        test_whole(&wholes[i]);
     test_everything();
     test_texts();
     snprintf(path, sizeof path, "%s/model.safetensors", dir);
