@@ -639,6 +639,8 @@ float quant_int8_scale(const struct tensor *t, const uint8_t *bytes, size_t at, 
     for (int k = 0; k < cols; k++) {
         float x = quant_number(&row, at + (size_t)k);
 
+        if (!isfinite(x)) /* so is all of the row, as its products would be */
+            return NAN;
         low = x < low ? x : low;
         high = x > high ? x : high;
     }
@@ -655,6 +657,8 @@ int8_t quant_int8_code(float x, float scale)
 {
     float code = rintf(x / scale);
 
+    if (isnan(code))
+        return 0;
     return (int8_t)(code < -128.0f ? -128.0f : code > 127.0f ? 127.0f : code);
 }
 

@@ -389,6 +389,32 @@ static void test_rounded(void)
     ok(worst < 0.5 / 127.0 + 1.0 / 512.0, "rounding is within %.2e of a row's largest", worst);
 }
 
+/* A number that is none spoils its row, as it does where nothing is rounded, and no other. */
+static void test_not_finite(void)
+{
+    enum { ROWS = 4, COLS = 16, N = ROWS * COLS };
+    float x[N], rounded[N];
+    uint8_t codes[COLS];
+    const struct tensor t = {.dtype = "F32", .data = (const uint8_t *)x, .bytes = sizeof x};
+    const struct quant_part part = {.data = &t, .rows = ROWS, .cols = COLS};
+
+    for (int i = 0; i < N; i++)
+        x[i] = (float)i;
+    x[1 * COLS + 3] = NAN;
+    x[2 * COLS + 5] = INFINITY;
+    x[3 * COLS + 7] = -INFINITY;
+    ok(quant_round(rounded, &t, 0, ROWS, COLS, K_INT8) == ERR_OK && !isnan(rounded[0]),
+       "a row of numbers is rounded");
+    for (int row = 0; row < ROWS; row++) {
+        float scale = quant_bytes(codes, &part, t.data, (struct quant_run){row, 0, COLS});
+        int n = 0;
+
+        for (int i = 0; i < COLS; i++)
+            n += isnan(rounded[row * COLS + i]) && isnan((float)(int8_t)codes[i] * scale);
+        is_int(n, row == 0 ? 0 : COLS, "row %d: so many are not numbers", row);
+    }
+}
+
 int main(void)
 {
     if (mkdtemp(root) == NULL)
@@ -408,6 +434,7 @@ int main(void)
     }
     test_config();
     test_rounded();
+    test_not_finite();
     snprintf(why, sizeof why, "%s/model.safetensors", root);
     (void)unlink(why);
     (void)rmdir(root);
