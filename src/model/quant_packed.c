@@ -59,21 +59,25 @@ int quant_expect(const struct quant_search *s, const struct tensor *t, const cha
         t->n_dims > 0 ? (long long)t->dims[0] : 0LL, (long long)rows, (long long)cols);
 }
 
-/* Do n_groups groups of a size that the config names end with a shorter one? Then groups of equal
- * length would be others than the file's. An order of groups says itself where they are. */
-static bool packed_is_ragged(const struct quant_search *s, const struct quant_part *p,
-                             int64_t n_groups)
+/* Is there a tensor that says which group each input is of? packed_check_order() comes later. */
+static bool packed_says_order(const struct quant_part *p)
 {
     const struct tensor *order = p->beside[ORDER];
-    bool has_order = order != NULL && order->bytes >= 4 && quant_word(order->data, 0) != UINT32_MAX;
 
-    for (int i = 0; s->config != NULL && i < s->config->n_groups && !has_order; i++) {
+    return order != NULL && order->bytes >= 4 && quant_word(order->data, 0) != UINT32_MAX;
+}
+
+/* Are n_groups groups of equal length not those of the file? With a size that the config names, the
+ * last one may be shorter. */
+static bool packed_is_ragged(const struct quant_search *s, int64_t n_groups)
+{
+    for (int i = 0; s->config != NULL && i < s->config->n_groups; i++) {
         int group = s->config->groups[i];
 
         if (s->cols > group && s->cols % group != 0 && n_groups == s->cols / group + 1)
             return true;
     }
-    return false;
+    return s->cols % n_groups != 0;
 }
 
 int quant_expect_scales(const struct quant_search *s, struct quant_part *p, const struct tensor *t,
@@ -86,12 +90,12 @@ int quant_expect_scales(const struct quant_search *s, struct quant_part *p, cons
                           "has type %.20s; F32, BF16, F16 and F8_E8M0 are read", t->dtype);
     for (int i = 0; i < t->n_dims; i++)
         n *= t->dims[i]; /* its bytes are in the file, so this does not overflow */
-    if (n_groups < 1 || n_groups > s->cols || s->cols % n_groups != 0 || n != rows * n_groups)
+    if (n_groups < 1 || n_groups > s->cols || n != rows * n_groups)
         return quant_fail(s, ERR_INVALID, t, "has %lld numbers, where %lld x %lld are expected",
                           (long long)n, (long long)rows, (long long)n_groups);
-    if (packed_is_ragged(s, p, n_groups))
+    if (packed_is_ragged(s, n_groups) && !packed_says_order(p))
         return quant_fail(s, ERR_UNSUPPORTED, t,
-                          "has %lld groups of %d inputs, of which the last is shorter",
+                          "has %lld groups for %d inputs, which are not of equal length",
                           (long long)n_groups, s->cols);
     p->n_groups = (int)n_groups;
     p->group = s->cols / (int)n_groups;

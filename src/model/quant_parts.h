@@ -30,9 +30,9 @@ bool quant_is_number(const struct tensor *t);
 int quant_expect(const struct quant_search *s, const struct tensor *t, const char *dtype,
                  int64_t rows, int64_t cols) ERR_CHECKED;
 
-/* Check that t has scales [rows][n_groups] in any arrangement, of a type that quant_number() reads,
- * and that groups have equal length; set p's groups. A last group that is shorter, as the config's
- * sizes show, is refused unless p has an order of groups. */
+/* Check that t has scales [rows][n_groups] in any arrangement, of a type that quant_number() reads;
+ * set p's groups. Groups that are not of equal length, as their number or the config's sizes show,
+ * are refused unless p has an order of groups; p->group is not their length then. */
 int quant_expect_scales(const struct quant_search *s, struct quant_part *p, const struct tensor *t,
                         int64_t rows, int64_t n_groups) ERR_CHECKED;
 

@@ -235,6 +235,9 @@ static const struct whole wholes[] = {
     {GPTQ("64"), "qweight", "I32", 96, 2, 0, ERR_UNSUPPORTED},
     {GPTQ("64"), "qweight", "I32", 96, 2, -1, ERR_UNSUPPORTED},
     {GPTQ("64"), "qweight", "I32", 96, 2, 64, ERR_OK},
+    {GPTQ("32"), "qweight", "I32", 80, 3, 32, ERR_OK},
+    {GPTQ("-1"), "qweight", "I32", 80, 3, 0, ERR_UNSUPPORTED},
+    {GPTQ("32"), "qweight", "I32", 80, 3, 16, ERR_CORRUPT}, /* names group 4 */
 };
 
 /* Element i of row r, as a byte with a sign. */
