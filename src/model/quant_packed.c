@@ -377,7 +377,8 @@ void quant_values_packed(float *out, const struct quant_part *p, const uint8_t *
     }
 }
 
-/* weight I8 [outputs][inputs], weight_scale [outputs][groups], weight_zero_point I8 likewise */
+/* weight I8 [outputs][inputs], weight_scale [outputs][groups], weight_zero_point I8 likewise,
+ * weight_g_idx I32 [inputs] */
 int quant_check_int8(const struct quant_search *s, struct quant_part *p)
 {
     const struct tensor *scales = p->beside[SCALES], *zeros = p->beside[ZEROS];
@@ -390,6 +391,8 @@ int quant_check_int8(const struct quant_search *s, struct quant_part *p)
         (strcmp(zeros->dtype, "I8") != 0 || zeros->n_dims != scales->n_dims ||
          memcmp(zeros->dims, scales->dims, (size_t)zeros->n_dims * sizeof zeros->dims[0]) != 0))
         rc = quant_fail(s, ERR_INVALID, zeros, "must be I8, in the shape of the scales");
+    if (rc == ERR_OK)
+        rc = packed_check_order(s, p);
     return rc;
 }
 
@@ -402,7 +405,7 @@ void quant_values_int8(float *out, const struct quant_part *p, const uint8_t *by
         size_t groups = (size_t)(first + r) * (size_t)p->n_groups;
 
         for (int k = 0; k < p->cols; k++) {
-            size_t group = groups + (size_t)(k / p->group);
+            size_t group = groups + (size_t)packed_group(p, k);
             int zero = zeros != NULL ? (int8_t)zeros->data[group] : 0;
 
             *out++ = (float)((int8_t)*bytes++ - zero) * quant_number(scales, group);

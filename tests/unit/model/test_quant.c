@@ -229,6 +229,11 @@ static const struct whole wholes[] = {
     {INT8("int-quantized", ",\"group_size\":64"), "weight", "I8", 96, 2, 0, ERR_UNSUPPORTED},
     {INT8("int-quantized", ",\"group_size\":64"), "weight", "I8", 48, 2, 0, ERR_UNSUPPORTED},
     {INT8("int-quantized", ",\"group_size\":48"), "weight", "I8", 96, 2, 0, ERR_OK},
+    {INT8("int-quantized", ",\"group_size\":64"), "weight", "I8", 96, 2, 64, ERR_OK},
+    {INT8("int-quantized", ",\"group_size\":48"), "weight", "I8", 96, 2, 80, ERR_OK},
+    {INT8("int-quantized", ",\"group_size\":48"), "weight", "I8", 96, 2, 16, ERR_CORRUPT},
+    {INT8("int-quantized", ""), "weight", "I8", 96, 1, 96, ERR_OK},
+    {INT8("pack-quantized", ",\"group_size\":64"), "weight_packed", "I32", 96, 2, 64, ERR_OK},
     {INT8("int-quantized", ",\"group_size\":-1"), "weight", "I8", 96, 1, 0, ERR_OK},
     {INT8("pack-quantized", ",\"group_size\":64"), "weight_packed", "I32", 96, 2, 0,
      ERR_UNSUPPORTED},
@@ -286,7 +291,8 @@ static void test_whole(const struct whole *t)
         add("x.qzeros", "I32", shape, zeros, (size_t)(t->n_groups * N));
     snprintf(shape, sizeof shape, "%d", t->cols);
     if (t->order != 0)
-        add("x.g_idx", "I32", shape, order, (size_t)t->cols * sizeof *order);
+        add(is_gptq ? "x.g_idx" : "x.weight_g_idx", "I32", shape, order,
+            (size_t)t->cols * sizeof *order);
     files = finish();
     rc = read_config(&config, t->config);
     if (rc == ERR_OK)
