@@ -24,8 +24,9 @@ struct model_options {
     const char *device;  /* "auto", "cuda", "cpu" */
     const char *kernels; /* as device_choose_kernels(); NULL: "auto" */
     bool dummy_weights;  /* random weights in the shapes of config.json; no files read */
-    /* NULL or "": as in the folder; "fp8": matrices of layers that are not e4m3 are rounded to it,
-     * with one scale per row; "fp8_all": the output matrix too. */
+    /* NULL or "": as in the folder; "fp8": matrices of layers that are plain are rounded to e4m3,
+     * with one scale per row; "fp8_all": the output matrix too; "int8": those of layers but
+     * experts' are rounded to 8-bit whole numbers, with one scale per row. */
     const char *quantization;
     const char *kv_cache_dtype; /* NULL or "auto": the device's type; "fp8", "fp8_e4m3": e4m3 */
     const char *state_dtype;    /* of recurrent layers: NULL, "auto", "float32", "bfloat16" */
