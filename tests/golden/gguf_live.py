@@ -150,4 +150,5 @@ def main():
     print(f"1..{len(PROMPTS) + len(TEXTS)}")
 
 
-main()
+if __name__ == "__main__":
+    main()
