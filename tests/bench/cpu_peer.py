@@ -27,34 +27,6 @@ CONTEXT = 196
 TOKENS = 956
 
 
-def copy(path, out, name):
-    """The same model with matrices of another type; vectors stay float32."""
-    import gguf
-    import numpy
-    kind = gguf.GGMLQuantizationType[name]
-    source = gguf.GGUFReader(path)
-    arch = source.fields["general.architecture"].contents()
-    writer = gguf.GGUFWriter(out, arch)
-    for key, field in source.fields.items():
-        if key.startswith("GGUF.") or key == "general.architecture":
-            continue
-        if field.types[0] == gguf.GGUFValueType.ARRAY:
-            writer.add_array(key, field.contents())
-        else:
-            writer.add_key_value(key, field.contents(), field.types[0])
-    for t in source.tensors:
-        values = gguf.dequantize(t.data, t.tensor_type).astype(numpy.float32)
-        if len(t.shape) > 1 and name != "F32":
-            writer.add_tensor(t.name, gguf.quantize(values, kind), raw_dtype=kind)
-        else:
-            writer.add_tensor(t.name, values)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return out
-
-
 def peer_speed(path, threads):
     """llama.cpp's tokens a second: decode, prefill."""
     import llama_cpp
@@ -97,7 +69,7 @@ def main():
         print(f"| {threads} threads | decode: quire | llama.cpp | share | prefill: quire "
               "| llama.cpp | share |\n|---|---|---|---|---|---|---|")
         for name in TYPES:
-            file = copy(path, os.path.join(folder, name + ".gguf"), name)
+            file = gguf_live.copy(path, os.path.join(folder, name + ".gguf"), name)
             ours, theirs = [0.0, 0.0], [0.0, 0.0]
             for _ in range(turns):
                 ours = [max(p) for p in zip(ours, quire_speed(quire, file, threads))]

