@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 
-from harness import MODEL_NAME, Stack, Tap, need_nginx, until
+from harness import MODEL_NAME, Stack, Tap, memory_folder, need_nginx, until
 
 need_nginx()
 tap = Tap()
@@ -25,10 +25,9 @@ WEATHER = {"type": "function", "name": "get_weather", "description": "Get the we
 
 
 def folder():
-    """Of the fronts' own."""
-    path = tempfile.mkdtemp(prefix="quire-kept-")
-    os.chmod(path, 0o700)
-    return path
+    """The fronts' own, and in memory: an answer waits 5 s for the disk and is then sent with store
+    false, so that a disk that others write to would decide what is tested here."""
+    return tempfile.mkdtemp(dir=memory_folder())
 
 
 def stack(path, *settings, **kw):

@@ -10,11 +10,11 @@ import json
 import os
 import ssl
 import sys
-import tempfile
 import time
 import typing
 
-from harness import BUILDDIR, MODEL_NAME, Stack, Tap, key, need_nginx, skip_all, until
+from harness import (BUILDDIR, MODEL_NAME, Stack, Tap, key, memory_folder, need_nginx, skip_all,
+                     until)
 
 need_nginx()
 try:
@@ -334,8 +334,7 @@ with tap.section("responses"), Stack() as s:
         param="input")
     raises(openai.NotFoundError, 404, lambda: responses.retrieve(r.id), "a response that was")
 
-with tap.section("kept responses"), tempfile.TemporaryDirectory() as folder, \
-        Stack(front=["--responses-dir", folder]) as s:
+with tap.section("kept responses"), Stack(front=["--responses-dir", memory_folder()]) as s:
     responses = client_of(s).responses
     r = responses.create(model=MODEL_NAME, input="What is the weather in Rome?", tools=[flat],
                          temperature=0)
