@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The tables of tensor names that rows of arch.c refer to (struct arch_names in hf_config.h). They
+ * are constants. */
+#ifndef QUIRE_MODEL_ARCH_NAMES_H
+#define QUIRE_MODEL_ARCH_NAMES_H
+
+#include "model/hf_config.h"
+
+extern const struct arch_names llama_names;
+extern const struct arch_names eagle3_names;
+extern const struct arch_names olmo2_names;
+extern const struct arch_names gemma3_names;
+extern const struct arch_names gemma4_names;
+extern const struct arch_names phi3_names;
+extern const struct arch_names glm_names;
+extern const struct arch_names cohere_names;
+extern const struct arch_names phi_names;
+extern const struct arch_names starcoder2_names;
+extern const struct arch_names gpt2_names;
+extern const struct arch_names gpt_neox_names;
+extern const struct arch_names opt_names;
+extern const struct arch_names mixtral_names;
+extern const struct arch_names qwen_moe_names;
+extern const struct arch_names qwen3_next_names;
+extern const struct arch_names qwen3_5_names;
+extern const struct arch_names glm4_moe_names;
+extern const struct arch_names deepseek_names;
+extern const struct arch_names deepseek_v32_names;
+extern const struct arch_names kimi_linear_names;
+extern const struct arch_names minimax_m2_names;
+extern const struct arch_names ernie4_5_moe_names;
+extern const struct arch_names hunyuan_moe_names;
+extern const struct arch_names granite_moe_names;
+extern const struct arch_names granite_hybrid_names;
+extern const struct arch_names falcon_h1_names;
+extern const struct arch_names nemotron_h_names;
+extern const struct arch_names lfm2_names;
+extern const struct arch_names gpt_oss_names;
+
+#endif
