@@ -427,3 +427,95 @@ const struct arch_names gpt_oss_names = {LLAMA_ALL,
                                          .experts_gate_up = LAYER "mlp.experts.gate_up_proj",
                                          .experts_down = LAYER "mlp.experts.down_proj",
                                          .experts_are_mixed = true};
+
+/* --- families that differ from the ones above in a few names ---------------------------------- */
+
+const struct arch_names vaultgemma_names = {LLAMA_ALL,
+                                            LLAMA_QKV,
+                                            LLAMA_O,
+                                            LLAMA_FFN,
+                                            .norm_attn = LAYER "input_layernorm.weight",
+                                            .norm_mlp = LAYER "pre_feedforward_layernorm.weight"};
+
+const struct arch_names hunyuan_dense_names = {LLAMA_ALL,
+                                               LLAMA_NORMS,
+                                               LLAMA_QKV,
+                                               LLAMA_O,
+                                               LLAMA_FFN,
+                                               .q_norm = LAYER "self_attn.query_layernorm.weight",
+                                               .k_norm = LAYER "self_attn.key_layernorm.weight"};
+
+const struct arch_names granite_swa_names = {
+    LLAMA_ALL, LLAMA_NORMS, LLAMA_QKV, LLAMA_O, LLAMA_FFN, .sinks = LAYER "self_attn.sinks"};
+
+const struct arch_names granite_moe_swa_names = {
+    LLAMA_ALL,
+    LLAMA_NORMS,
+    LLAMA_QKV,
+    LLAMA_O,
+    .sinks = LAYER "self_attn.sinks",
+    .router = LAYER "block_sparse_moe.router.weight",
+    .experts_gate_up = LAYER "block_sparse_moe.experts.gate_up_proj",
+    .experts_down = LAYER "block_sparse_moe.experts.down_proj"};
+
+const struct arch_names flex_olmo_names = {
+    LLAMA_ALL,
+    LLAMA_QKV,
+    LLAMA_QK_NORMS,
+    LLAMA_O,
+    QWEN_EXPERTS,
+    .norm_attn_after = LAYER "post_attention_layernorm.weight",
+    .norm_mlp_after = LAYER "post_feedforward_layernorm.weight"};
+
+const struct arch_names exaone_moe_names = {LLAMA_ALL,
+                                            LLAMA_NORMS,
+                                            LLAMA_QKV,
+                                            LLAMA_QK_NORMS,
+                                            LLAMA_O,
+                                            LLAMA_FFN,
+                                            QWEN_EXPERTS,
+                                            SHARED_EXPERTS("shared_experts"),
+                                            .router_bias = LAYER "mlp.e_score_correction_bias"};
+
+const struct arch_names hy3_names = {LLAMA_ALL,
+                                     LLAMA_NORMS,
+                                     LLAMA_QKV,
+                                     LLAMA_QK_NORMS,
+                                     LLAMA_O,
+                                     LLAMA_FFN,
+                                     EXPERTS_NAMED("mlp.", "gate_proj", "up_proj", "down_proj"),
+                                     SHARED_EXPERTS("shared_mlp"),
+                                     .router = LAYER "mlp.router.gate.weight",
+                                     .router_bias = LAYER "mlp.expert_bias",
+                                     .experts_gate_up = LAYER "mlp.experts.gate_up_proj",
+                                     .experts_down = LAYER "mlp.experts.down_proj"};
+
+const struct arch_names internlm2_names = {.embed = "model.tok_embeddings.weight",
+                                           .norm = "model.norm.weight",
+                                           .head = "output.weight",
+                                           .attn = LAYER "attention.weight",
+                                           .qkv = LAYER "attention.wqkv.weight",
+                                           .o = LAYER "attention.wo.weight",
+                                           .norm_attn = LAYER "attention_norm.weight",
+                                           .norm_mlp = LAYER "ffn_norm.weight",
+                                           .gate = LAYER "feed_forward.w1.weight",
+                                           .up = LAYER "feed_forward.w3.weight",
+                                           .down = LAYER "feed_forward.w2.weight"};
+
+const struct arch_names qwen3_vl_moe_names = {
+    LLAMA_ALL, LLAMA_NORMS, LLAMA_QKV,    LLAMA_QK_NORMS,
+    LLAMA_O,   LLAMA_FFN,   QWEN_EXPERTS, .experts_are_turned = true};
+
+const struct arch_names sarvam_moe_names = {LLAMA_NORMS,
+                                            LLAMA_FFN,
+                                            QWEN_EXPERTS,
+                                            SHARED_EXPERTS("shared_experts"),
+                                            .embed = "model.word_embeddings.weight",
+                                            .norm = "model.norm.weight",
+                                            .head = "lm_head.weight",
+                                            .attn = LAYER "attention.weight",
+                                            .qkv = LAYER "attention.query_key_value.weight",
+                                            .q_norm = LAYER "attention.query_layernorm.weight",
+                                            .k_norm = LAYER "attention.key_layernorm.weight",
+                                            .o = LAYER "attention.dense.weight",
+                                            .router_bias = LAYER "mlp.gate.expert_bias"};

@@ -37,5 +37,15 @@ extern const struct arch_names falcon_h1_names;
 extern const struct arch_names nemotron_h_names;
 extern const struct arch_names lfm2_names;
 extern const struct arch_names gpt_oss_names;
+extern const struct arch_names vaultgemma_names;
+extern const struct arch_names hunyuan_dense_names;
+extern const struct arch_names granite_swa_names;
+extern const struct arch_names granite_moe_swa_names;
+extern const struct arch_names exaone_moe_names;
+extern const struct arch_names flex_olmo_names;
+extern const struct arch_names hy3_names;
+extern const struct arch_names internlm2_names;
+extern const struct arch_names qwen3_vl_moe_names;
+extern const struct arch_names sarvam_moe_names;
 
 #endif

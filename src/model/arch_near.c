@@ -16,7 +16,6 @@ static const struct {
 } unserved[] = {
     {"Gemma3nForConditionalGeneration", "Gemma4ForConditionalGeneration",
      "several residual streams and sparse activations"},
-    {"MiniCPM3ForCausalLM", "DeepseekV2ForCausalLM", "multipliers, and no experts"},
     {"DeepseekV4ForCausalLM", "DeepseekV3ForCausalLM",
      "compressed attention of tokens by an index"},
     {"LongcatFlashForCausalLM", "DeepseekV3ForCausalLM",

@@ -266,3 +266,134 @@ void family_starcoder2(struct hf_config *c, struct config_source *s, const struc
 {
     c->qkv_bias = c->o_bias = c->mlp_bias = source_flag(s, obj, "use_bias", true);
 }
+
+/* Layers in turn, from the first on: one that sees all tokens, then three with a window. */
+void family_cwm(struct hf_config *c, struct config_source *s, const struct json *obj)
+{
+    if (config_rope_object(obj, NULL) == NULL) {
+        log_error("model: %s: rope_parameters must be set", s->name);
+        source_fail(s, ERR_INVALID);
+    }
+    if (json_get_kind(obj, "layer_types", JSON_LIST) != NULL)
+        return;
+    for (int i = 0; i < c->n_layers; i += 4)
+        c->layer_kinds[i] = LAYER_FULL;
+}
+
+void family_ernie4_5(struct hf_config *c, struct config_source *s, const struct json *obj)
+{
+    c->qkv_bias = c->o_bias = c->mlp_bias = source_flag(s, obj, "use_bias", false);
+}
+
+/* layer_rope_theta has a theta per layer, or 0 for one without positions. */
+static void family_read_thetas(struct hf_config *c, struct config_source *s, const struct json *obj)
+{
+    const struct json *list = json_get_kind(obj, "layer_rope_theta", JSON_LIST);
+
+    if (list != NULL && list->n != (uint32_t)c->n_layers) {
+        log_error("model: %s: layer_rope_theta must be a list of %d", s->name, c->n_layers);
+        source_fail(s, ERR_INVALID);
+    }
+    for (int i = 0; i < c->n_layers && list != NULL && s->rc == ERR_OK; i++) {
+        const struct json *value = &list->items[i];
+        double theta = json_is_number(value) ? json_real(value) : -1.0;
+        int rope = 0;
+
+        if (!(theta >= 0.0 && theta < 1e30)) {
+            log_error("model: %s: layer_rope_theta must have numbers from 0", s->name);
+            source_fail(s, ERR_INVALID);
+            return;
+        }
+        while (rope < c->n_ropes &&
+               (c->ropes[rope].rotary_dim == 0 ? theta > 0.0 : c->ropes[rope].theta != theta))
+            rope++;
+        if (rope == HF_CONFIG_ROPES_MAX) {
+            log_error("model: %s: layer_rope_theta: more than %d kinds of positions are not "
+                      "supported",
+                      s->name, HF_CONFIG_ROPES_MAX);
+            source_fail(s, ERR_UNSUPPORTED);
+            return;
+        }
+        if (rope == c->n_ropes && theta == 0.0) {
+            (void)config_add_no_rope(c);
+        } else if (rope == c->n_ropes) {
+            c->ropes[c->n_ropes] = c->ropes[0];
+            c->ropes[c->n_ropes++].theta = theta;
+        }
+        c->layer_ropes[i] = (uint8_t)rope;
+    }
+}
+
+/* Without layer_types every fourth layer, from the first on, sees all tokens. */
+void family_granite_layers(struct hf_config *c, struct config_source *s, const struct json *obj)
+{
+    c->sinks = true;
+    for (int i = 0; i < c->n_layers && json_get_kind(obj, "layer_types", JSON_LIST) == NULL; i += 4)
+        c->layer_kinds[i] = LAYER_FULL;
+    family_read_thetas(c, s, obj);
+}
+
+void family_granite_swa(struct hf_config *c, struct config_source *s, const struct json *obj)
+{
+    family_granite(c, s, obj);
+    family_granite_layers(c, s, obj);
+}
+
+/* The output projection has no bias, whatever attention_bias is. */
+void family_helium(struct hf_config *c, struct config_source *s, const struct json *obj)
+{
+    (void)s, (void)obj;
+    c->o_bias = false;
+}
+
+/* Heads are normed after their rotation. */
+void family_hunyuan_dense(struct hf_config *c, struct config_source *s, const struct json *obj)
+{
+    family_read_alpha(c, s, obj);
+    c->qk_norm = QK_NORM_AFTER;
+}
+
+void family_internlm2(struct hf_config *c, struct config_source *s, const struct json *obj)
+{
+    c->qkv_bias = c->o_bias = source_flag(s, obj, "bias", false);
+}
+
+/* One switch for the biases of q, k and v, another for all others. */
+void family_internlm3(struct hf_config *c, struct config_source *s, const struct json *obj)
+{
+    static const char *const qkv[] = {"qkv_bias", "attention_bias", NULL};
+    static const char *const others[] = {"bias", "mlp_bias", NULL};
+
+    c->qkv_bias = source_flag(s, obj, source_alias(obj, qkv), false);
+    c->o_bias = c->mlp_bias = source_flag(s, obj, source_alias(obj, others), false);
+}
+
+void family_iquestcoder(struct hf_config *c, struct config_source *s, const struct json *obj)
+{
+    const struct json *clip = json_get(obj, "clip_qkv");
+
+    (void)c;
+    family_require_flag(s, obj, "use_sliding_window", false);
+    if (clip != NULL && clip->kind != JSON_NULL) {
+        log_error("model: %s: clip_qkv is not supported", s->name);
+        source_fail(s, ERR_UNSUPPORTED);
+    }
+}
+
+/* Biases are there unless the file says otherwise. */
+void family_jais2(struct hf_config *c, struct config_source *s, const struct json *obj)
+{
+    c->qkv_bias = c->o_bias = source_flag(s, obj, "attention_bias", true);
+    c->mlp_bias = source_flag(s, obj, "mlp_bias", true);
+}
+
+/* Multipliers of embedded tokens, of what layers add to the residual, and of the logits' input. */
+void family_minicpm(struct hf_config *c, struct config_source *s, const struct json *obj)
+{
+    double depth = sqrt((double)c->n_layers);
+
+    c->by.embedding = (float)source_positive(s, obj, "scale_emb", 1.0);
+    c->by.residual = (float)(source_positive(s, obj, "scale_depth", depth) / depth);
+    c->by.logits =
+        (float)(source_positive(s, obj, "dim_model_base", (double)c->dim) / (double)c->dim);
+}

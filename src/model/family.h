@@ -36,6 +36,24 @@ void family_smollm3(struct hf_config *c, struct config_source *s, const struct j
 void family_stablelm(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_starcoder2(struct hf_config *c, struct config_source *s, const struct json *obj);
 
+void family_cwm(struct hf_config *c, struct config_source *s, const struct json *obj);
+void family_ernie4_5(struct hf_config *c, struct config_source *s, const struct json *obj);
+void family_granite_swa(struct hf_config *c, struct config_source *s, const struct json *obj);
+/* The sinks and the theta of each layer of Granite with windows. */
+void family_granite_layers(struct hf_config *c, struct config_source *s, const struct json *obj);
+void family_helium(struct hf_config *c, struct config_source *s, const struct json *obj);
+void family_hunyuan_dense(struct hf_config *c, struct config_source *s, const struct json *obj);
+void family_internlm2(struct hf_config *c, struct config_source *s, const struct json *obj);
+void family_internlm3(struct hf_config *c, struct config_source *s, const struct json *obj);
+void family_iquestcoder(struct hf_config *c, struct config_source *s, const struct json *obj);
+void family_jais2(struct hf_config *c, struct config_source *s, const struct json *obj);
+void family_minicpm(struct hf_config *c, struct config_source *s, const struct json *obj);
+
+/* family_latent.c: families with latent attention */
+void family_minicpm3(struct hf_config *c, struct config_source *s, const struct json *obj);
+void family_sarvam_mla(struct hf_config *c, struct config_source *s, const struct json *obj);
+void family_youtu(struct hf_config *c, struct config_source *s, const struct json *obj);
+
 /* family_delta.c: layers of Gated DeltaNet */
 void family_qwen3_next(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_qwen3_5(struct hf_config *c, struct config_source *s, const struct json *obj);
@@ -68,14 +86,26 @@ void family_gemma4_experts(struct hf_config *c, struct config_source *s, const s
 void family_hunyuan_moe(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_gpt_oss(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_phimoe(struct hf_config *c, struct config_source *s, const struct json *obj);
+void family_dots1(struct hf_config *c, struct config_source *s, const struct json *obj);
+void family_exaone_moe(struct hf_config *c, struct config_source *s, const struct json *obj);
+void family_granite_moe_swa(struct hf_config *c, struct config_source *s, const struct json *obj);
+void family_hy3(struct hf_config *c, struct config_source *s, const struct json *obj);
+void family_mellum(struct hf_config *c, struct config_source *s, const struct json *obj);
+void family_sarvam_moe(struct hf_config *c, struct config_source *s, const struct json *obj);
+void family_solar_open(struct hf_config *c, struct config_source *s, const struct json *obj);
+/* mlp_layer_types, if it is there, has "dense" or "sparse" for each layer. */
+void family_layer_types(struct hf_config *c, struct config_source *s, const struct json *obj);
+/* Hunyuan's positions: theta is raised once by alpha, although the file calls them dynamic. */
+void family_read_alpha(struct hf_config *c, struct config_source *s, const struct json *obj);
 
-/* Defaults for the experts of families with latent attention. n_used 0: the field is required. */
-struct latent_experts {
+/* Defaults for experts with the fields of DeepSeek: in groups, beside shared ones, after dense
+ * layers. n_used or n_shared 0: the field is required. */
+struct grouped_experts {
     int ff_dim, n_used, n_shared, n_dense, n_groups, n_groups_used;
     double scale;
     bool is_sigmoid; /* with a bias of the choice; else a softmax without one */
 };
-void family_latent_experts(struct hf_config *c, struct config_source *s, const struct json *obj,
-                           const struct latent_experts *presets);
+void family_grouped_experts(struct hf_config *c, struct config_source *s, const struct json *obj,
+                            const struct grouped_experts *presets);
 
 #endif

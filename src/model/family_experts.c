@@ -248,8 +248,8 @@ void family_glm4_moe(struct hf_config *c, struct config_source *s, const struct 
 }
 
 /* The first layers are dense, all others have experts. */
-void family_latent_experts(struct hf_config *c, struct config_source *s, const struct json *obj,
-                           const struct latent_experts *presets)
+void family_grouped_experts(struct hf_config *c, struct config_source *s, const struct json *obj,
+                            const struct grouped_experts *presets)
 {
     static const char *const used[] = {"num_experts_per_tok", "num_experts_per_token", NULL};
     static const char *const groups[] = {"n_group", "num_expert_group", NULL};
@@ -278,6 +278,29 @@ void family_latent_experts(struct hf_config *c, struct config_source *s, const s
     for (int i = 0; i < n_dense && i < c->n_layers; i++)
         c->layer_experts[i] = false;
     family_check_experts(c, s);
+}
+
+/* mlp_layer_types, if it is there, has "dense" or "sparse" for each layer. */
+void family_layer_types(struct hf_config *c, struct config_source *s, const struct json *obj)
+{
+    const struct json *types = json_get_kind(obj, "mlp_layer_types", JSON_LIST);
+
+    if (types != NULL && types->n != (uint32_t)c->n_layers) {
+        log_error("model: %s: mlp_layer_types must be a list of %d", s->name, c->n_layers);
+        source_fail(s, ERR_INVALID);
+        return;
+    }
+    for (int i = 0; i < c->n_layers && types != NULL; i++) {
+        const struct json *type = &types->items[i];
+
+        c->layer_experts[i] = type->kind == JSON_TEXT && strcmp(type->text, "sparse") == 0;
+        if (!c->layer_experts[i] && (type->kind != JSON_TEXT || strcmp(type->text, "dense") != 0)) {
+            log_error("model: %s: mlp_layer_types must have \"dense\" and \"sparse\" alone",
+                      s->name);
+            source_fail(s, ERR_INVALID);
+            return;
+        }
+    }
 }
 
 /* Which layers have experts is in the list of layers, which has been read. Experts and the shared
@@ -368,7 +391,7 @@ void family_ernie4_5_moe(struct hf_config *c, struct config_source *s, const str
 }
 
 /* Positions whose theta is raised once, although the file calls them dynamic. */
-static void family_read_alpha(struct hf_config *c, struct config_source *s, const struct json *obj)
+void family_read_alpha(struct hf_config *c, struct config_source *s, const struct json *obj)
 {
     const struct json *parameters = config_rope_object(obj, NULL);
     const struct json *alpha = parameters == NULL ? NULL : json_get(parameters, "alpha");
@@ -443,4 +466,108 @@ void family_gemma4_experts(struct hf_config *c, struct config_source *s, const s
         source_fail(s, ERR_UNSUPPORTED);
     }
     family_check_experts(c, s);
+}
+
+/* --- families whose experts are in groups ------------------------------------------------------ */
+
+/* As Qwen 3, with experts as DeepSeek V3. */
+void family_dots1(struct hf_config *c, struct config_source *s, const struct json *obj)
+{
+    static const struct grouped_experts presets = {
+        .ff_dim = 1408, .n_groups = 1, .n_groups_used = 1, .scale = 1.0, .is_sigmoid = true};
+    int first = source_whole(s, obj, "max_window_layers", 62, 0, 1 << 24);
+
+    if (json_get_kind(obj, "layer_types", JSON_LIST) == NULL) {
+        for (int i = 0; i < first && i < c->n_layers; i++)
+            c->layer_kinds[i] = LAYER_FULL;
+    }
+    family_grouped_experts(c, s, obj, &presets);
+    c->experts.renorms = source_flag(s, obj, "norm_topk_prob", false);
+}
+
+/* EXAONE 4 with norms before the mixer and the FFN; full layers have no positions. */
+void family_exaone_moe(struct hf_config *c, struct config_source *s, const struct json *obj)
+{
+    static const struct grouped_experts presets = {.ff_dim = 1024,
+                                                   .n_used = 8,
+                                                   .n_shared = 1,
+                                                   .n_dense = 1,
+                                                   .n_groups = 1,
+                                                   .n_groups_used = 1,
+                                                   .scale = 2.5,
+                                                   .is_sigmoid = true};
+
+    family_exaone4(c, s, obj);
+    family_grouped_experts(c, s, obj, &presets);
+    family_layer_types(c, s, obj);
+}
+
+/* The router has a bias of the choice. Without mlp_layer_types the first layer is dense. */
+void family_hy3(struct hf_config *c, struct config_source *s, const struct json *obj)
+{
+    struct experts_config *e = &c->experts;
+
+    family_read_experts(c, s, obj, "num_experts", "moe_intermediate_size", 1536);
+    family_read_used(c, s, obj, "num_experts_per_tok", 8);
+    e->scoring = K_SCORE_SIGMOID;
+    e->has_bias = true;
+    e->renorms = true;
+    e->scale = (float)source_positive(s, obj, "router_scaling_factor", 2.826);
+    e->shared_dim =
+        e->ff_dim * source_whole(s, obj, "num_shared_experts", 1, 0, HF_CONFIG_SHARED_MAX);
+    c->layer_experts[0] = false;
+    family_layer_types(c, s, obj);
+    family_check_experts(c, s);
+}
+
+/* Qwen 3 with windows, and another rope in their layers. */
+void family_mellum(struct hf_config *c, struct config_source *s, const struct json *obj)
+{
+    family_olmo3(c, s, obj);
+    family_read_qwen(c, s, obj, 896, 8);
+    c->experts.renorms = source_flag(s, obj, "norm_topk_prob", true);
+    family_layer_types(c, s, obj);
+    family_check_experts(c, s);
+}
+
+/* Sarvam and Ling 2: GLM 4.5 whose heads rotate as a whole, or in a part; released files have other
+ * names for some fields. */
+void family_sarvam_moe(struct hf_config *c, struct config_source *s, const struct json *obj)
+{
+    static const char *const biases[] = {"attention_bias", "use_qkv_bias", NULL};
+    static const struct grouped_experts presets = {.ff_dim = 1024,
+                                                   .n_used = 6,
+                                                   .n_shared = 1,
+                                                   .n_dense = 1,
+                                                   .n_groups = 1,
+                                                   .n_groups_used = 1,
+                                                   .scale = 2.5,
+                                                   .is_sigmoid = true};
+
+    c->qkv_bias = source_flag(s, obj, source_alias(obj, biases), false);
+    c->o_bias = source_flag(s, obj, "use_bias", false);
+    if (source_flag(s, obj, "use_qk_norm", true))
+        c->qk_norm = QK_NORM_HEADS;
+    family_grouped_experts(c, s, obj, &presets);
+}
+
+/* GLM 4.5 without dense layers and without norms of heads. */
+void family_solar_open(struct hf_config *c, struct config_source *s, const struct json *obj)
+{
+    static const struct grouped_experts presets = {.ff_dim = 1280,
+                                                   .n_used = 8,
+                                                   .n_shared = 1,
+                                                   .n_groups = 1,
+                                                   .n_groups_used = 1,
+                                                   .scale = 1.0,
+                                                   .is_sigmoid = true};
+
+    c->qkv_bias = source_flag(s, obj, "attention_bias", false);
+    family_grouped_experts(c, s, obj, &presets);
+}
+
+void family_granite_moe_swa(struct hf_config *c, struct config_source *s, const struct json *obj)
+{
+    family_granite_moe(c, s, obj);
+    family_granite_layers(c, s, obj);
 }

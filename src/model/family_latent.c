@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Fields of config.json of families with latent attention (kernels/latent.h): DeepSeek V2 and V3,
- * V3.2, Kimi K2, Kimi-Linear, GLM 4.7 Flash and 5, Mistral 4. Meanings and defaults are those of
- * the configuration classes in transformers, which ignore head_dim and the number of kv heads.
+ * V3.2, Kimi K2, Kimi-Linear, GLM 4.7 Flash and 5, Mistral 4, MiniCPM 3, Youtu, Sarvam. Meanings
+ * and defaults are those of the configuration classes in transformers, which ignore head_dim and
+ * the number of kv heads.
  *
  * The model's config has one kv head, whose head_dim is the length of a latent. The layer behind
  * the last one, which predicts a second token (MTP), is not read. */
@@ -145,7 +146,7 @@ static void latent_expect(struct config_source *s, const struct json *obj, const
 void family_deepseek_v2(struct hf_config *c, struct config_source *s, const struct json *obj)
 {
     static const struct latent_presets presets = {1536, 512, 128, 128, false, false};
-    static const struct latent_experts experts = {
+    static const struct grouped_experts experts = {
         .ff_dim = 1407, .n_shared = 2, .n_groups = 1, .n_groups_used = 1, .scale = 1.0};
 
     latent_read(c, s, obj, &presets);
@@ -153,7 +154,7 @@ void family_deepseek_v2(struct hf_config *c, struct config_source *s, const stru
         c->ropes[0].interleaved = true;
     latent_expect(s, obj, "topk_method", "greedy", "group_limited_greedy");
     latent_expect(s, obj, "scoring_func", "softmax", "softmax");
-    family_latent_experts(c, s, obj, &experts);
+    family_grouped_experts(c, s, obj, &experts);
     /* The best group is that of the best expert; weights are used as they are. */
     c->experts.group_best = 1;
     if (strcmp(json_get_text(obj, "topk_method", "greedy"), "greedy") == 0)
@@ -169,42 +170,19 @@ void family_deepseek_v2(struct hf_config *c, struct config_source *s, const stru
 void family_deepseek_v3(struct hf_config *c, struct config_source *s, const struct json *obj)
 {
     static const struct latent_presets presets = {1536, 512, 128, 128, false, false};
-    static const struct latent_experts experts = {.ff_dim = 2048,
-                                                  .n_used = 8,
-                                                  .n_shared = 1,
-                                                  .n_dense = 3,
-                                                  .n_groups = 8,
-                                                  .n_groups_used = 4,
-                                                  .scale = 2.5,
-                                                  .is_sigmoid = true};
+    static const struct grouped_experts experts = {.ff_dim = 2048,
+                                                   .n_used = 8,
+                                                   .n_shared = 1,
+                                                   .n_dense = 3,
+                                                   .n_groups = 8,
+                                                   .n_groups_used = 4,
+                                                   .scale = 2.5,
+                                                   .is_sigmoid = true};
 
     latent_read(c, s, obj, &presets);
     latent_expect(s, obj, "topk_method", "noaux_tc", "noaux_tc");
     latent_expect(s, obj, "scoring_func", "sigmoid", "sigmoid");
-    family_latent_experts(c, s, obj, &experts);
-}
-
-/* mlp_layer_types, if it is there, has "dense" or "sparse" for each layer. */
-static void latent_read_dense(struct hf_config *c, struct config_source *s, const struct json *obj)
-{
-    const struct json *types = json_get_kind(obj, "mlp_layer_types", JSON_LIST);
-
-    if (types != NULL && types->n != (uint32_t)c->n_layers) {
-        log_error("model: %s: mlp_layer_types must be a list of %d", s->name, c->n_layers);
-        source_fail(s, ERR_INVALID);
-        return;
-    }
-    for (int i = 0; i < c->n_layers && types != NULL; i++) {
-        const struct json *type = &types->items[i];
-
-        c->layer_experts[i] = type->kind == JSON_TEXT && strcmp(type->text, "sparse") == 0;
-        if (!c->layer_experts[i] && (type->kind != JSON_TEXT || strcmp(type->text, "dense") != 0)) {
-            log_error("model: %s: mlp_layer_types must have \"dense\" and \"sparse\" alone",
-                      s->name);
-            source_fail(s, ERR_INVALID);
-            return;
-        }
-    }
+    family_grouped_experts(c, s, obj, &experts);
 }
 
 /* Latent attention without positions among layers of Kimi Delta Attention. */
@@ -212,14 +190,14 @@ void family_kimi_linear(struct hf_config *c, struct config_source *s, const stru
 {
     static const struct latent_presets presets = {
         .kv_rank = 512, .nope_dim = 128, .v_dim = 128, .has_no_rope = true};
-    static const struct latent_experts experts = {.ff_dim = 2048,
-                                                  .n_used = 8,
-                                                  .n_shared = 1,
-                                                  .n_dense = 1,
-                                                  .n_groups = 1,
-                                                  .n_groups_used = 1,
-                                                  .scale = 2.446,
-                                                  .is_sigmoid = true};
+    static const struct grouped_experts experts = {.ff_dim = 2048,
+                                                   .n_used = 8,
+                                                   .n_shared = 1,
+                                                   .n_dense = 1,
+                                                   .n_groups = 1,
+                                                   .n_groups_used = 1,
+                                                   .scale = 2.446,
+                                                   .is_sigmoid = true};
 
     family_kimi_layers(c, s, obj);
     latent_read(c, s, obj, &presets);
@@ -228,8 +206,8 @@ void family_kimi_linear(struct hf_config *c, struct config_source *s, const stru
         log_error("model: %s: mla_use_nope must be true", s->name);
         source_fail(s, ERR_UNSUPPORTED);
     }
-    family_latent_experts(c, s, obj, &experts);
-    latent_read_dense(c, s, obj);
+    family_grouped_experts(c, s, obj, &experts);
+    family_layer_types(c, s, obj);
 }
 
 /* --- the choice of tokens ------------------------------------------------------------------- */
@@ -298,34 +276,34 @@ static void latent_read_shared(struct hf_config *c, struct config_source *s, con
 void family_deepseek_v32(struct hf_config *c, struct config_source *s, const struct json *obj)
 {
     family_deepseek_v3(c, s, obj);
-    latent_read_dense(c, s, obj);
+    family_layer_types(c, s, obj);
     latent_read_index(c, s, obj, 64);
 }
 
 /* Without mlp_layer_types the first n_dense layers are dense. */
 static void latent_read_glm(struct hf_config *c, struct config_source *s, const struct json *obj,
                             const struct latent_presets *presets,
-                            const struct latent_experts *experts)
+                            const struct grouped_experts *experts)
 {
     latent_read(c, s, obj, presets);
     latent_expect(s, obj, "topk_method", "noaux_tc", "noaux_tc");
     latent_expect(s, obj, "scoring_func", "sigmoid", "sigmoid");
-    family_latent_experts(c, s, obj, experts);
-    latent_read_dense(c, s, obj);
+    family_grouped_experts(c, s, obj, experts);
+    family_layer_types(c, s, obj);
 }
 
 /* The index rotates pairs as attention does. */
 void family_glm_moe_dsa(struct hf_config *c, struct config_source *s, const struct json *obj)
 {
     static const struct latent_presets presets = {2048, 512, 192, 256, false, false};
-    static const struct latent_experts experts = {.ff_dim = 2048,
-                                                  .n_used = 8,
-                                                  .n_shared = 1,
-                                                  .n_dense = 3,
-                                                  .n_groups = 1,
-                                                  .n_groups_used = 1,
-                                                  .scale = 2.5,
-                                                  .is_sigmoid = true};
+    static const struct grouped_experts experts = {.ff_dim = 2048,
+                                                   .n_used = 8,
+                                                   .n_shared = 1,
+                                                   .n_dense = 3,
+                                                   .n_groups = 1,
+                                                   .n_groups_used = 1,
+                                                   .scale = 2.5,
+                                                   .is_sigmoid = true};
 
     latent_read_glm(c, s, obj, &presets, &experts);
     latent_read_index(c, s, obj, 32);
@@ -338,14 +316,14 @@ void family_glm_moe_dsa(struct hf_config *c, struct config_source *s, const stru
 void family_glm4_moe_lite(struct hf_config *c, struct config_source *s, const struct json *obj)
 {
     static const struct latent_presets presets = {768, 512, 192, 256, false, false};
-    static const struct latent_experts experts = {.ff_dim = 1536,
-                                                  .n_used = 4,
-                                                  .n_shared = 1,
-                                                  .n_dense = 1,
-                                                  .n_groups = 1,
-                                                  .n_groups_used = 1,
-                                                  .scale = 1.8,
-                                                  .is_sigmoid = true};
+    static const struct grouped_experts experts = {.ff_dim = 1536,
+                                                   .n_used = 4,
+                                                   .n_shared = 1,
+                                                   .n_dense = 1,
+                                                   .n_groups = 1,
+                                                   .n_groups_used = 1,
+                                                   .scale = 1.8,
+                                                   .is_sigmoid = true};
 
     latent_read_glm(c, s, obj, &presets, &experts);
 }
@@ -354,12 +332,12 @@ void family_glm4_moe_lite(struct hf_config *c, struct config_source *s, const st
 void family_mistral4(struct hf_config *c, struct config_source *s, const struct json *obj)
 {
     static const struct latent_presets presets = {1024, 256, 64, 128, true, false};
-    static const struct latent_experts experts = {.ff_dim = 2048,
-                                                  .n_used = 4,
-                                                  .n_shared = 1,
-                                                  .n_groups = 1,
-                                                  .n_groups_used = 1,
-                                                  .scale = 1.0};
+    static const struct grouped_experts experts = {.ff_dim = 2048,
+                                                   .n_used = 4,
+                                                   .n_shared = 1,
+                                                   .n_groups = 1,
+                                                   .n_groups_used = 1,
+                                                   .scale = 1.0};
 
     if (config_rope_object(obj, NULL) == NULL) {
         log_error("model: %s: rope_parameters must be set", s->name);
@@ -367,5 +345,41 @@ void family_mistral4(struct hf_config *c, struct config_source *s, const struct 
         return;
     }
     latent_read(c, s, obj, &presets);
-    family_latent_experts(c, s, obj, &experts);
+    family_grouped_experts(c, s, obj, &experts);
+}
+
+/* All layers are dense. */
+void family_youtu(struct hf_config *c, struct config_source *s, const struct json *obj)
+{
+    static const struct latent_presets presets = {1536, 512, 128, 128, false, false};
+
+    latent_read(c, s, obj, &presets);
+}
+
+/* As Youtu, with the multipliers of MiniCPM; pairs that rotate are half of the rope apart. */
+void family_minicpm3(struct hf_config *c, struct config_source *s, const struct json *obj)
+{
+    struct latent_presets presets = {768, 256, 64, c->dim / c->n_heads, false, false};
+
+    latent_read(c, s, obj, &presets);
+    if (s->rc == ERR_OK)
+        c->ropes[0].interleaved = source_flag(s, obj, "rope_interleave", false);
+    family_minicpm(c, s, obj);
+}
+
+/* DeepSeek V3 with other defaults. */
+void family_sarvam_mla(struct hf_config *c, struct config_source *s, const struct json *obj)
+{
+    static const struct latent_presets presets = {0, 512, 128, 128, false, false};
+    static const struct grouped_experts experts = {.ff_dim = 2048,
+                                                   .n_used = 8,
+                                                   .n_shared = 1,
+                                                   .n_dense = 1,
+                                                   .n_groups = 1,
+                                                   .n_groups_used = 1,
+                                                   .scale = 2.5,
+                                                   .is_sigmoid = true};
+
+    latent_read(c, s, obj, &presets);
+    family_grouped_experts(c, s, obj, &experts);
 }

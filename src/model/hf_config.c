@@ -188,6 +188,22 @@ static void hf_config_read_arch(struct config_source *s, struct hf_config *c,
     }
 }
 
+/* The row of the text model in a model of images or sound. obj: text_config, or NULL. */
+static void hf_config_find_text(struct config_source *s, struct hf_config *c,
+                                const struct json *obj)
+{
+    const char *type = json_get_text(obj, "model_type", "");
+    const struct arch *text = arch_of_text(type);
+
+    if (text == NULL) {
+        log_error("model: %s: %s with a text_config of model_type \"%.40s\" is not served", s->name,
+                  c->arch->name, type);
+        source_fail(s, ERR_UNSUPPORTED);
+        return;
+    }
+    c->arch = text;
+}
+
 /* Attention in both directions is another computation, which the tensors do not show. */
 static void hf_config_check_causal(struct config_source *s, const struct json *obj)
 {
@@ -357,6 +373,24 @@ static void hf_config_read_layer_types(struct config_source *s, struct hf_config
         c->layer_kinds[i] = (uint8_t)hf_config_layer_kind(s, c, &types->items[i]);
 }
 
+/* The pattern of layers that see all tokens: every n-th, or those with a G in a text of L and G
+ * that repeats, such as "LLLG", and the last one. Its length, and *text if it is one. */
+static int hf_config_read_pattern(struct config_source *s, const struct hf_config *c,
+                                  const struct json *obj, const char **text)
+{
+    static const char field[] = "sliding_window_pattern";
+
+    *text = json_get_text(obj, field, NULL);
+    if (*text == NULL)
+        return source_whole(s, obj, field, c->arch->window_pattern, 1, 1024);
+    if (**text != '\0' && strspn(*text, "LG") == strlen(*text))
+        return (int)strnlen(*text, HF_CONFIG_LAYERS_MAX);
+    log_error("model: %s: %s \"%.40s\" must be a number, or a text of L and G", s->name, field,
+              *text);
+    source_fail(s, ERR_INVALID);
+    return 1;
+}
+
 /* Set the kind of each layer, as transformers' classes decide it: by layer_types, by a pattern
  * (every n-th layer is full), or by the first layer with a window. A window at least as long as the
  * longest text has no effect, so such layers count as full. */
@@ -364,6 +398,7 @@ static void hf_config_read_layers(struct config_source *s, struct hf_config *c,
                                   const struct json *obj)
 {
     const struct json *types = json_get(obj, "layer_types");
+    const char *text = NULL;
     int first = 0, pattern = 0;
 
     if (s->rc != ERR_OK)
@@ -372,11 +407,12 @@ static void hf_config_read_layers(struct config_source *s, struct hf_config *c,
     if (c->arch->window == ARCH_WINDOW_LAYERS)
         first = source_whole(s, obj, "max_window_layers", WINDOW_FIRST_PRESET, 0, 1 << 24);
     if (c->arch->window_pattern > 0)
-        pattern = source_whole(s, obj, "sliding_window_pattern", c->arch->window_pattern, 1, 1024);
+        pattern = hf_config_read_pattern(s, c, obj, &text);
     /* Layers before `first` stay full. An explicit list overrides this below. */
     for (int i = first; i < c->n_layers && c->window > 0; i++) {
         c->layer_kinds[i] = LAYER_WINDOW;
-        if (pattern > 0 && (i + 1) % pattern == 0)
+        if (text != NULL ? text[i % pattern] == 'G' || i == c->n_layers - 1
+                         : pattern > 0 && (i + 1) % pattern == 0)
             c->layer_kinds[i] = LAYER_FULL;
     }
     if (c->arch->window >= ARCH_WINDOW_LAYERS && types != NULL && types->kind != JSON_NULL)
@@ -481,9 +517,12 @@ int hf_config_parse(struct hf_config *out, const char *name, const char *bytes, 
     root = obj;
     if (config.arch->is_wrapped && json_get_kind(obj, "text_config", JSON_OBJECT) != NULL) {
         obj = json_get_kind(obj, "text_config", JSON_OBJECT);
-        config.arch = arch_of_text(config.arch, json_get_text(obj, "model_type", ""));
         hf_config_read_quant(&source, &config, obj);
     }
+    if (config.arch->wraps_any)
+        hf_config_find_text(&source, &config, root != obj ? obj : NULL);
+    if (source.rc != ERR_OK)
+        goto out;
     /* From here on errors collect in source.rc, so that one run can log several. */
     hf_config_read_activation(&source, &config, obj);
     hf_config_read_shape(&source, &config, obj);

@@ -55,8 +55,8 @@ enum arch_window {
     ARCH_WINDOW_TYPES,  /* by layer_types, else by the family's pattern (window_pattern) */
 };
 
-/* The order of rows in a fused q, k, v projection: all of q, k, v one below the other, or q, k, v
- * of each head in turn. */
+/* The order of rows in a fused q, k, v projection: all of q, k, v one below the other, or for each
+ * kv head in turn its q heads, k and v. */
 enum arch_fused { ARCH_STACKED, ARCH_BY_HEAD };
 
 struct hf_config;
@@ -80,6 +80,7 @@ struct arch {
     bool is_parallel;
     bool is_tied;        /* default of tie_word_embeddings */
     bool is_wrapped;     /* config.json may have the text model's fields in text_config */
+    bool wraps_any;      /* text_config is there, and its model_type decides the row */
     bool has_two_shapes; /* layers with a window have other heads than those without */
     enum qk_norm qk_norm;
     enum ffn_kind ffn;
@@ -130,6 +131,8 @@ struct arch_names {
     /* Of those for all: [n][dim][2 * ff_dim] and [n][ff_dim][dim], gates and ups in turn, with
      * biases NAME_bias; or floats of four bits in rows, NAME_blocks and NAME_scales. */
     bool experts_are_mixed;
+    /* Of those for all: [n][dim][2 * ff_dim], gates before ups, and [n][ff_dim][dim]. */
+    bool experts_are_turned;
     const char *shared_gate, *shared_up, *shared_gate_up, *shared_down, *shared_switch;
     const char *latent_in, *latent_out; /* of experts with a latent_dim */
     /* Of experts apart (struct experts_config); whole names, but for the norms. */
@@ -162,9 +165,8 @@ struct tensor_form {
 /* The row of an architecture by its name in config.json; NULL if it is unknown. */
 const struct arch *arch_find(const char *name);
 
-/* The row for a model whose text model has this model_type; arch, where the family of the whole
- * model says it all. */
-const struct arch *arch_of_text(const struct arch *arch, const char *model_type);
+/* The row of a text model by its model_type, such as "qwen3"; NULL if it is unknown. */
+const struct arch *arch_of_text(const char *model_type);
 
 /* The i-th name that arch_find() knows, from 0; NULL behind the last one. */
 const char *arch_name(size_t i);

@@ -91,8 +91,7 @@ void loader_find_in_one(struct loader *l, struct part *p, int n)
 {
     char name[400];
     const struct tensor *whole = loader_beside_all(l, p, "_blocks");
-    int rows = p->is_turned ? p->slice.cols : p->slice.rows;
-    int cols = p->is_turned ? p->slice.rows : p->slice.cols;
+    int rows, cols;
 
     if (p->is_turned && whole != NULL) {
         p->is_turned = false;
@@ -105,6 +104,12 @@ void loader_find_in_one(struct loader *l, struct part *p, int n)
         l->rc = ERR_NOT_FOUND;
         return;
     }
+    /* Some writers turn the matrices of families whose released files have them turned. */
+    if (whole->n_dims == 3 && whole->dims[1] == p->slice.rows && whole->dims[2] == p->slice.cols &&
+        p->slice.rows != p->slice.cols)
+        p->is_turned = false;
+    rows = p->is_turned ? p->slice.cols : p->slice.rows;
+    cols = p->is_turned ? p->slice.rows : p->slice.cols;
     if (whole->n_dims != 3 || whole->dims[0] != n || whole->dims[1] != rows ||
         whole->dims[2] != cols) {
         log_error("model: %s: tensor %s has %d dimensions, the first %lld; config.json says "

@@ -92,8 +92,8 @@ static const struct head_order *weights_head_order(const struct loading *in, int
     return &in->l->orders[rope];
 }
 
-/* The shape of q, k and v in one tensor: one below the other, or q, k, v of each head in turn.
- * Values are not rotated, so they keep their order. */
+/* The shape of q, k and v in one tensor: one below the other, or for each kv head in turn the q
+ * heads that read it, k and v. Values are not rotated, so they keep their order. */
 static struct slice_shape weights_fused_shape(const struct loading *in,
                                               const struct attn_plan *whole,
                                               const struct attn_plan *own,
@@ -102,14 +102,15 @@ static struct slice_shape weights_fused_shape(const struct loading *in,
     const int heads[] = {whole->n_heads, whole->n_kv_heads, whole->n_kv_heads};
     const int own_heads[] = {own->n_heads, own->n_kv_heads, own->n_kv_heads};
     struct slice_shape shape = {.cols = weights_mixer_cols(in), .own_cols = weights_mixer_cols(in)};
-    int hd = whole->head_dim;
+    int hd = whole->head_dim, group = whole->n_heads / whole->n_kv_heads;
+    const int before[] = {0, group, group + 1}; /* heads of a group before q, k and v */
 
     for (int i = 0; i < 3; i++) {
         slice_stack(&shape, heads[i] * hd, own_heads[i] * hd, i < 2 ? order : NULL);
         if (in->l->c->form.fused == ARCH_BY_HEAD) {
-            shape.pieces[i].from = i * hd;
-            shape.pieces[i].chunk = hd;
-            shape.pieces[i].stride = 3 * hd;
+            shape.pieces[i].from = before[i] * hd;
+            shape.pieces[i].chunk = (i == 0 ? group : 1) * hd;
+            shape.pieces[i].stride = (group + 2) * hd;
         }
     }
     return shape;
@@ -452,6 +453,7 @@ static struct k_experts weights_load_experts(const struct loading *in, const str
     first.is_gated = !experts.is_plain;
     first.in_one = down.in_one = in_one;
     first.is_mixed = down.is_mixed = in_one && names->experts_are_mixed;
+    first.is_turned[0] = down.is_turned[0] = in_one && names->experts_are_turned;
     if (own->n_own < whole->n)
         experts.first = in->l->share * own->n_own;
     experts.in = loader_matrix(in->l, &first, USE_EXPERTS);
@@ -768,9 +770,13 @@ static int weights_lay_out(struct loader *l, int rank)
  * the head, use others than "model."; the first under which the embedding exists is taken. */
 static const char *weights_find_prefix(const struct loader *l, const char *embed)
 {
-    static const char *const prefixes[] = {
-        "model.", "model.language_model.", "language_model.model.", "transformer.", "backbone.",
-        ""};
+    static const char *const prefixes[] = {"model.",
+                                           "model.language_model.",
+                                           "language_model.model.",
+                                           "model.text_model.",
+                                           "transformer.",
+                                           "backbone.",
+                                           ""};
     struct loader with = *l;
     char name[400];
 

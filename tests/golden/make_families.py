@@ -158,6 +158,50 @@ MODELS.update({
                            layer_types=["conv", "conv", "full_attention", "conv"]), 0.3),
 })
 
+# Families that differ from others in a few fields.
+LOCAL_ROPES = {"full_attention": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 5e5,
+                                  "original_max_position_embeddings": 64},
+               "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}
+MODELS.update({
+    "arcee": ("arcee", small(head_dim=12), 0.25),
+    "cwm": ("cwm", small(bos_token_id="left out", eos_token_id="left out", pad_token_id="left out",
+                         num_hidden_layers=4, head_dim=12, sliding_window=24, layer_types=TYPES,
+                         rope_parameters={"rope_type": "llama3", "rope_theta": 1e4, "factor": 4.0,
+                                          "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                                          "original_max_position_embeddings": 64}), 0.25),
+    "ernie4-5": ("ernie4_5", small(head_dim=12, use_bias=True, tie_word_embeddings=False), 0.25),
+    # One theta for layers with a window, none for the others; sinks in all.
+    "granite-swa": ("granite_swa", small(num_hidden_layers=4, sliding_window=24,
+                                         layer_types=TYPES, layer_rope_theta=[1e4, 0, 1e4, 5e5],
+                                         embedding_multiplier=5.0, residual_multiplier=0.4,
+                                         attention_multiplier=0.3, logits_scaling=0.5,
+                                         tie_word_embeddings=False), 0.25),
+    "helium": ("helium", small(num_key_value_heads=1, head_dim=10), 0.25),
+    "hunyuan-dense": ("hunyuan_v1_dense", small(head_dim=12, rope_parameters={
+        "rope_type": "dynamic", "alpha": 20.0, "factor": 1.0, "rope_theta": 10000.0}), 0.3),
+    "internlm2": ("llama", small(), 0.25),
+    "internlm3": ("internlm3", small(head_dim=12, attention_bias=True, mlp_bias=True), 0.25),
+    "jais2": ("jais2", small(), 0.25),
+    "minicpm": ("granite", small(embedding_multiplier=5.0, residual_multiplier=0.4,
+                                 attention_multiplier=10 ** -0.5, logits_scaling=0.5,
+                                 tie_word_embeddings=True), 0.25),
+    "ministral": ("ministral", small(num_hidden_layers=4, head_dim=12, sliding_window=24,
+                                     layer_types=TYPES), 0.25),
+    "vaultgemma": ("vaultgemma", small(num_hidden_layers=4, head_dim=12, sliding_window=24,
+                                       query_pre_attn_scalar=20, attn_logit_softcapping=3.0,
+                                       final_logit_softcapping=12.0,
+                                       layer_types=["sliding_attention", "full_attention"] * 2,
+                                       tie_word_embeddings=False), 0.25),
+    # Latent attention with a dense FFN; multipliers.
+    "minicpm3": ("minicpm3", small(num_key_value_heads=4, q_lora_rank=12, kv_lora_rank=22,
+                                   qk_nope_head_dim=8, qk_rope_head_dim=6, v_head_dim=9,
+                                   scale_emb=5.0, scale_depth=0.9, dim_model_base=25,
+                                   tie_word_embeddings=False), 0.25),
+    "youtu": ("youtu", small(num_key_value_heads=4, q_lora_rank=14, kv_lora_rank=20,
+                             qk_nope_head_dim=9, qk_rope_head_dim=8, v_head_dim=5,
+                             tie_word_embeddings=False), 0.25),
+})
+
 # Mixtures of experts; the flag: whether the file has the experts of a layer in one tensor, although
 # the class would write each alone. Choices of experts are steps: seeds are tried until noise leaves
 # those of the compared positions as they are.
@@ -391,6 +435,49 @@ EXPERTS = {
                                      rope_parameters=LONG), False, 0.25),
 }
 
+GROUPED = dict(n_routed_experts=6, n_group=3, topk_group=2, num_experts_per_tok=2,
+               moe_intermediate_size=20, routed_scaling_factor=1.7)
+EXPERTS.update({
+    # A window of the last layer; two of three groups of experts.
+    "dots1": ("dots1", small(head_dim=12, sliding_window=24, max_window_layers=2,
+                             first_k_dense_replace=1, n_shared_experts=2, norm_topk_prob=True,
+                             **GROUPED), False, 0.25),
+    # Layers that see all tokens have no positions.
+    "exaone-moe": ("exaone_moe", small(head_dim=12, sliding_window=24, layer_types=TYPES[:3],
+                                       num_experts=6, num_shared_experts=1,
+                                       **dict(GROUPED, n_routed_experts="left out")), False, 0.25),
+    "flex-olmo": ("flex_olmo", few_experts(intermediate_size=20, num_experts=5,
+                                           num_experts_per_tok=3), False, 0.3),
+    "granite-moe-swa": ("granitemoe_swa", few_experts(intermediate_size=20, num_local_experts=5,
+                                                      num_experts_per_tok=2, sliding_window=24,
+                                                      layer_types=TYPES[:2],
+                                                      layer_rope_theta=[1e4, 0],
+                                                      residual_multiplier=0.6,
+                                                      attention_multiplier=0.3,
+                                                      logits_scaling=0.5), False, 0.25),
+    "hy3": ("hy_v3", small(head_dim=12, num_experts=5, num_experts_per_tok=2,
+                           moe_intermediate_size=20, num_shared_experts=1,
+                           router_scaling_factor=1.7), False, 0.25),
+    # A rope for each kind of layer; the first layer is dense.
+    "mellum": ("mellum", small(head_dim=12, sliding_window=24, layer_types=TYPES[:3],
+                               mlp_layer_types=["dense", "sparse", "sparse"], num_experts=5,
+                               num_experts_per_tok=2, moe_intermediate_size=20,
+                               rope_parameters=LOCAL_ROPES), False, 0.25),
+    "sarvam-moe": ("sarvam_moe", small(head_dim=12, n_shared_experts=1, first_k_dense_replace=1,
+                                       **GROUPED), False, 0.25),
+    "bailing-moe": ("sarvam_moe", small(head_dim=12, n_shared_experts=1, first_k_dense_replace=1,
+                                        attention_bias=True,
+                                        rope_parameters=dict(rope_type="default", rope_theta=6e5,
+                                                             partial_rotary_factor=0.5),
+                                        **GROUPED), False, 0.25),
+    "sarvam-mla": ("sarvam_mla", small(num_key_value_heads=4, first_k_dense_replace=1,
+                                       n_shared_experts=1, n_group=1, topk_group=1,
+                                       routed_scaling_factor=1.7,
+                                       **latent(None, 20, 9, 8, 5)), False, 0.25),
+    "solar-open": ("solar_open", few_experts(head_dim=12, n_shared_experts=1,
+                                             **GROUPED), False, 0.25),
+})
+
 # Models with another one in them: the fields of the text model, and of the other.
 VISION = dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, out_hidden_size=40,
               num_position_embeddings=16, deepstack_visual_indexes=[0])
@@ -401,6 +488,34 @@ WRAPPED = {
     "qwen3.5": ("qwen3_5", small(hidden_size=64, num_hidden_layers=5, head_dim=16,
                                  **delta(4, 8, 16, 16), layer_types=DELTA_TYPES,
                                  rope_parameters=PARTIAL), VISION, 0.2),
+    # A layer in four without experts; experts of all in one tensor, turned.
+    "qwen3-vl-moe": ("qwen3_vl_moe", few_experts(head_dim=16, num_experts=5,
+                                                 num_experts_per_tok=2, moe_intermediate_size=18,
+                                                 mlp_only_layers=[0], num_hidden_layers=3,
+                                                 norm_topk_prob=True, rope_parameters={
+                                                     "rope_type": "default",
+                                                     "rope_theta": 500000.0,
+                                                     "mrope_section": [4, 2, 2]}), VISION, 0.25),
+    "glm4v": ("glm4v", small(hidden_size=48, rope_parameters={
+        "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5,
+        "mrope_section": [1, 1, 1]}), dict(VISION, out_hidden_size=48), 0.3),
+    "glm4v-moe": ("glm4v_moe", small(head_dim=16, attention_bias=True, n_routed_experts=6,
+                                     n_group=3, topk_group=2, num_experts_per_tok=2,
+                                     moe_intermediate_size=20, routed_scaling_factor=1.7,
+                                     rope_parameters={
+                                         "rope_type": "default", "rope_theta": 10000.0,
+                                         "partial_rotary_factor": 0.5,
+                                         "mrope_section": [2, 1, 1]}), VISION, 0.25),
+    # Models whose text model is one of another family.
+    "internvl": ("internvl", small(model_type="qwen2"), dict(
+        num_hidden_layers=1, hidden_size=16, intermediate_size=16, num_attention_heads=2,
+        image_size=[28, 28], patch_size=[14, 14]), 0.25),
+    "llava": ("llava", small(model_type="llama"), dict(
+        model_type="clip_vision_model", num_hidden_layers=1, hidden_size=16,
+        intermediate_size=16, num_attention_heads=2, image_size=28, patch_size=14), 0.25),
+    "smolvlm": ("smolvlm", small(model_type="llama"), dict(
+        num_hidden_layers=1, hidden_size=16, intermediate_size=16, num_attention_heads=2,
+        image_size=28, patch_size=14), 0.25),
     "kimi-k25": ("kimi_k25", small(model_type="deepseek_v3", num_key_value_heads=4, n_group=1,
                                    topk_group=1, first_k_dense_replace=1, n_shared_experts=1,
                                    routed_scaling_factor=1.3, **latent(14, 28, 10, 4, 7)),
@@ -563,6 +678,90 @@ def rename_dense(folder):
                for k, v in tensors.items()}, path, metadata={"format": "pt"})
 
 
+def rewrite_config(folder, change):
+    import json
+
+    path = os.path.join(folder, "config.json")
+    with open(path, encoding="utf-8") as f:
+        config = json.load(f)
+    change(config)
+    goldens.write_json(path, config)
+
+
+def release_internlm3(config):
+    """transformers writes Llama's names of class and fields."""
+    config["architectures"] = ["InternLM3ForCausalLM"]
+    config["qkv_bias"] = config.pop("attention_bias")
+    config["bias"] = config.pop("mlp_bias")
+
+
+def release_minicpm(config):
+    """Granite's multipliers under the names of MiniCPM, whose class is in its checkpoints."""
+    config["architectures"] = ["MiniCPMForCausalLM"]
+    config["model_type"] = "minicpm"
+    config["scale_emb"] = config.pop("embedding_multiplier")
+    config["scale_depth"] = config.pop("residual_multiplier") * config["num_hidden_layers"] ** 0.5
+    config["dim_model_base"] = config["hidden_size"] / config.pop("logits_scaling")
+    del config["attention_multiplier"]
+
+
+def release_sarvam(config):
+    """transformers writes GLM's and DeepSeek's names of classes."""
+    config["architectures"] = ["SarvamMLAForCausalLM" if config["model_type"] == "sarvam_mla"
+                               else "SarvamMoEForCausalLM"]
+
+
+def release_bailing(config):
+    """The tensors are Sarvam's; the class is in the checkpoints, and has names of its own."""
+    config["architectures"] = ["BailingMoeV2ForCausalLM"]
+    config["model_type"] = "bailing_moe"
+    config["num_experts"] = config.pop("n_routed_experts")
+    config["num_shared_experts"] = config.pop("n_shared_experts")
+    config["use_qkv_bias"] = config.pop("attention_bias")
+    config["use_bias"] = False
+    config["partial_rotary_factor"] = config["rope_parameters"]["partial_rotary_factor"]
+    config["rope_theta"] = config.pop("rope_parameters")["rope_theta"]
+    config["rope_scaling"] = None
+
+
+def fuse_internlm2(folder):
+    """Llama's tensors as InternLM 2 has them, whose class is in its checkpoints: for each kv head
+    its queries, the key and the value."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    names = {"model.embed_tokens": "model.tok_embeddings", "lm_head": "output",
+             "input_layernorm": "attention_norm", "post_attention_layernorm": "ffn_norm",
+             "self_attn.o_proj": "attention.wo", "mlp.gate_proj": "feed_forward.w1",
+             "mlp.up_proj": "feed_forward.w3", "mlp.down_proj": "feed_forward.w2"}
+    path = os.path.join(folder, "model.safetensors")
+    old, new = load_file(path), {}
+    for name, tensor in old.items():
+        if "k_proj" in name or "v_proj" in name:
+            continue
+        if "q_proj" in name:
+            q, k, v = (old[name.replace("q_proj", p)].reshape(2, -1, 10, 40)
+                       for p in ("q_proj", "k_proj", "v_proj"))
+            name = name.replace("self_attn.q_proj", "attention.wqkv")
+            tensor = torch.cat([q, k, v], dim=1).reshape(-1, 40).contiguous()
+        for a, b in names.items():
+            name = name.replace(a, b)
+        new[name] = tensor
+    save_file(new, path, metadata={"format": "pt"})
+
+
+def release_internlm2(config):
+    config["architectures"] = ["InternLM2ForCausalLM"]
+    config["model_type"] = "internlm2"
+    config["bias"] = config.pop("attention_bias")
+    config.pop("mlp_bias")
+
+
+RELEASED = {"internlm2": release_internlm2, "internlm3": release_internlm3, "minicpm": release_minicpm,
+            "sarvam-moe": release_sarvam, "sarvam-mla": release_sarvam,
+            "bailing-moe": release_bailing}
+
+
 def save(model, folder, fused):
     """In the layout of released checkpoints, or in that of the class."""
     if fused == "mxfp4":
@@ -602,6 +801,10 @@ def make(out, name, kind, fields, vision, deviation, fused=None):
         rename_layers(folder)
     if name == "kimi-linear":
         rename_dense(folder)
+    if name == "internlm2":
+        fuse_internlm2(folder)
+    if name in RELEASED:
+        rewrite_config(folder, RELEASED[name])
     for extra in ("generation_config.json",):
         if os.path.exists(os.path.join(folder, extra)):
             os.unlink(os.path.join(folder, extra))
@@ -642,7 +845,7 @@ def main():
     for name, (kind, fields, vision, deviation) in WRAPPED.items():
         if not wanted or name in wanted:
             attempt(args.out, name, kind, fields, vision, deviation,
-                    False if "n_routed_experts" in fields else None)
+                    False if "num_experts_per_tok" in fields else None)
 
 
 if __name__ == "__main__":

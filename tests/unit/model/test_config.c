@@ -120,6 +120,23 @@ static const struct {
     {"a parallel StableLm",
      "{" LLAMA ",\"architectures\":[\"StableLmForCausalLM\"],\"use_parallel_residual\":true}",
      ERR_UNSUPPORTED},
+    {"positions of too many kinds",
+     "{" SHAPE ",\"architectures\":[\"GraniteSWAForCausalLM\"],\"num_hidden_layers\":4,"
+     "\"layer_rope_theta\":[1,2,3,0]}",
+     ERR_UNSUPPORTED},
+    {"a theta below 0",
+     "{" SHAPE ",\"architectures\":[\"GraniteSWAForCausalLM\"],\"layer_rope_theta\":[1,-2]}",
+     ERR_INVALID},
+    {"a theta too few",
+     "{" SHAPE ",\"architectures\":[\"GraniteSWAForCausalLM\"],\"layer_rope_theta\":[1]}",
+     ERR_INVALID},
+    {"clipped keys", "{" SHAPE ",\"architectures\":[\"IQuestCoderForCausalLM\"],\"clip_qkv\":8}",
+     ERR_UNSUPPORTED},
+    {"no positions for Cwm", "{" SHAPE ",\"architectures\":[\"CwmForCausalLM\"]}", ERR_INVALID},
+    {"a layer neither dense nor sparse",
+     "{" SHAPE ",\"architectures\":[\"HYV3ForCausalLM\"],\"num_experts\":4,"
+     "\"num_experts_per_tok\":2,\"mlp_layer_types\":[\"dense\",\"wide\"]}",
+     ERR_INVALID},
     {"a cap of scores",
      "{" LLAMA ",\"architectures\":[\"Gemma3ForCausalLM\"],\"attn_logit_softcapping\":50}",
      ERR_UNSUPPORTED},
@@ -339,8 +356,53 @@ static void check_ropes(void)
     ok(fabs(atan2((double)turns[7], (double)turns[6]) - 0.000125) < 1e-7, "long ones above");
 }
 
+/* EXAONE as released: a pattern of layers with L and G in place of a number. */
+static void check_pattern(void)
+{
+    static const char exaone[] =
+        "{" SHAPE ",\"num_hidden_layers\":6,\"architectures\":[\"Exaone4ForCausalLM\"],"
+        "\"sliding_window\":40,\"sliding_window_pattern\":\"%s\"}";
+    char text[1024], kinds[8] = "";
+
+    (void)snprintf(text, sizeof text, exaone, "LLG");
+    is_int(parse(text, NULL), ERR_OK, "a pattern of layers as a text");
+    for (int i = 0; i < c.n_layers; i++)
+        kinds[i] = c.layer_kinds[i] == LAYER_WINDOW ? 'L' : 'G';
+    ok(strcmp(kinds, "LLGLLG") == 0, "repeats: %s", kinds);
+    (void)snprintf(text, sizeof text, exaone, "LGLL");
+    is_int(parse(text, NULL), ERR_OK, "a pattern that ends with a window");
+    ok(c.layer_kinds[1] == LAYER_FULL && c.layer_kinds[4] == LAYER_WINDOW &&
+           c.layer_kinds[5] == LAYER_FULL,
+       "the last layer sees all tokens");
+    (void)snprintf(text, sizeof text, exaone, "LX");
+    is_int(parse(text, NULL), ERR_INVALID, "another letter");
+    (void)snprintf(text, sizeof text, exaone, "");
+    is_int(parse(text, NULL), ERR_INVALID, "no letter");
+}
+
+/* Models whose text model may be of any family. */
+static void check_wrapped(void)
+{
+    static const char wrapped[] = "{\"architectures\":[\"LlavaForConditionalGeneration\"],"
+                                  "\"text_config\":{\"model_type\":\"%s\"," SHAPE "}}";
+    char text[1024];
+
+    (void)snprintf(text, sizeof text, wrapped, "qwen2");
+    is_int(parse(text, NULL), ERR_OK, "a model around a Qwen 2");
+    ok(strcmp(c.arch->name, "Qwen2ForCausalLM") == 0 && c.qkv_bias && c.dim == 64,
+       "is that text model");
+    (void)snprintf(text, sizeof text, wrapped, "mistral4");
+    is_int(parse(text, NULL), ERR_INVALID, "a Mistral 4 without the fields of one");
+    (void)snprintf(text, sizeof text, wrapped, "foo");
+    is_int(parse(text, NULL), ERR_UNSUPPORTED, "an unknown text model");
+    is_int(parse("{\"architectures\":[\"LlavaForConditionalGeneration\"]," SHAPE "}", NULL),
+           ERR_UNSUPPORTED, "no text_config");
+}
+
 static void check_families(void)
 {
+    check_pattern();
+    check_wrapped();
     is_int(parse("{" LLAMA ",\"architectures\":[\"SmolLM3ForCausalLM\"],\"no_rope_layers\":[1,0]}",
                  NULL),
            ERR_OK, "a SmolLM3");
