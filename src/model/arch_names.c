@@ -430,6 +430,23 @@ const struct arch_names gpt_oss_names = {LLAMA_ALL,
 
 /* --- families that differ from the ones above in a few names ---------------------------------- */
 
+const struct arch_names afmoe_names = {LLAMA_ALL,
+                                       LLAMA_QKV,
+                                       LLAMA_QK_NORMS,
+                                       LLAMA_O,
+                                       LLAMA_FFN,
+                                       EXPERTS_NAMED("mlp.", "gate_proj", "up_proj", "down_proj"),
+                                       SHARED_EXPERTS("shared_experts"),
+                                       .attn_gate = LAYER "self_attn.gate_proj.weight",
+                                       .norm_attn = LAYER "input_layernorm.weight",
+                                       .norm_attn_after = LAYER "post_attention_layernorm.weight",
+                                       .norm_mlp = LAYER "pre_mlp_layernorm.weight",
+                                       .norm_mlp_after = LAYER "post_mlp_layernorm.weight",
+                                       .router = LAYER "mlp.router.gate.weight",
+                                       .router_bias = LAYER "mlp.expert_bias",
+                                       .experts_gate_up = LAYER "mlp.experts.gate_up_proj",
+                                       .experts_down = LAYER "mlp.experts.down_proj"};
+
 const struct arch_names vaultgemma_names = {LLAMA_ALL,
                                             LLAMA_QKV,
                                             LLAMA_O,

@@ -368,16 +368,22 @@ void family_internlm3(struct hf_config *c, struct config_source *s, const struct
     c->o_bias = c->mlp_bias = source_flag(s, obj, source_alias(obj, others), false);
 }
 
-void family_iquestcoder(struct hf_config *c, struct config_source *s, const struct json *obj)
+/* Refuse limits of queries, keys and values. */
+void family_olmo(struct hf_config *c, struct config_source *s, const struct json *obj)
 {
     const struct json *clip = json_get(obj, "clip_qkv");
 
     (void)c;
-    family_require_flag(s, obj, "use_sliding_window", false);
     if (clip != NULL && clip->kind != JSON_NULL) {
         log_error("model: %s: clip_qkv is not supported", s->name);
         source_fail(s, ERR_UNSUPPORTED);
     }
+}
+
+void family_iquestcoder(struct hf_config *c, struct config_source *s, const struct json *obj)
+{
+    family_require_flag(s, obj, "use_sliding_window", false);
+    family_olmo(c, s, obj);
 }
 
 /* Biases are there unless the file says otherwise. */

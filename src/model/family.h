@@ -47,6 +47,7 @@ void family_internlm2(struct hf_config *c, struct config_source *s, const struct
 void family_internlm3(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_iquestcoder(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_jais2(struct hf_config *c, struct config_source *s, const struct json *obj);
+void family_olmo(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_minicpm(struct hf_config *c, struct config_source *s, const struct json *obj);
 
 /* family_latent.c: families with latent attention */
@@ -86,6 +87,7 @@ void family_gemma4_experts(struct hf_config *c, struct config_source *s, const s
 void family_hunyuan_moe(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_gpt_oss(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_phimoe(struct hf_config *c, struct config_source *s, const struct json *obj);
+void family_afmoe(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_dots1(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_exaone_moe(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_granite_moe_swa(struct hf_config *c, struct config_source *s, const struct json *obj);

@@ -470,6 +470,33 @@ void family_gemma4_experts(struct hf_config *c, struct config_source *s, const s
 
 /* --- families whose experts are in groups ------------------------------------------------------ */
 
+/* Windows with positions, other layers without them; attention has gates; norms on both sides.
+ * Without layer_types every global_attn_every_n_layers-th layer sees all tokens. */
+void family_afmoe(struct hf_config *c, struct config_source *s, const struct json *obj)
+{
+    int every = source_whole(s, obj, "global_attn_every_n_layers", 4, 1, HF_CONFIG_LAYERS_MAX);
+    int n_dense = source_whole(s, obj, "num_dense_layers", 1, 0, HF_CONFIG_LAYERS_MAX);
+    struct experts_config *e = &c->experts;
+
+    for (int i = 0; i < c->n_layers && json_get_kind(obj, "layer_types", JSON_LIST) == NULL; i++)
+        c->layer_kinds[i] = c->window > 0 && (i + 1) % every != 0 ? LAYER_WINDOW : LAYER_FULL;
+    family_exaone4(c, s, obj);
+    c->attn_gate = true;
+    if (source_flag(s, obj, "mup_enabled", false))
+        c->by.embedding = sqrtf((float)c->dim);
+    family_read_experts(c, s, obj, "num_experts", "moe_intermediate_size", 1408);
+    family_read_used(c, s, obj, "num_experts_per_tok", 6);
+    e->scoring = K_SCORE_SIGMOID;
+    e->has_bias = true;
+    e->renorms = true;
+    e->scale = (float)source_positive(s, obj, "route_scale", 1.0);
+    e->shared_dim =
+        e->ff_dim * source_whole(s, obj, "num_shared_experts", 2, 0, HF_CONFIG_SHARED_MAX);
+    for (int i = 0; i < n_dense && i < c->n_layers; i++)
+        c->layer_experts[i] = false;
+    family_check_experts(c, s);
+}
+
 /* As Qwen 3, with experts as DeepSeek V3. */
 void family_dots1(struct hf_config *c, struct config_source *s, const struct json *obj)
 {

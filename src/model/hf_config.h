@@ -43,6 +43,7 @@ struct norm_config {
     enum k_norm_kind kind;
     bool has_bias;
     bool plus_one; /* the checkpoint stores weight - 1 */
+    bool is_bare;  /* the checkpoint has no weights: all are 1 */
     float eps;
 };
 
@@ -121,6 +122,7 @@ struct arch_names {
     const char *norm_mlp, *norm_mlp_after; /* norm_mlp NULL in a parallel layer: it shares
                                             * norm_attn */
     const char *gate, *up, *gate_up, *down;
+    const char *attn_gate;            /* NULL, with gates: halves of q's rows */
     const char *sinks;                /* the whole name: [n_heads] */
     const char *router, *router_bias; /* router_bias: the whole name, without .weight */
     /* A tensor per expert, whose number replaces the second %d; or, where the file has them, one

@@ -868,7 +868,7 @@ void *loader_vector(struct loader *l, const char *pattern, const struct slice_sh
     char name[400];
     float ones[256];
 
-    if (l->files != NULL) {
+    if (l->files != NULL && pattern != NULL) {
         loader_whole_name(l, name, sizeof name, pattern);
         loader_fill_vector(l, dst, 0, name, &slice, plus_one);
         return dst;

@@ -108,8 +108,8 @@ void *loader_bias(struct loader *l, const struct loader_tensors *all, enum plan_
  * matrix is split by columns. Random models have zeros. */
 void *loader_expert_bias(struct loader *l, const struct loader_tensors *all, enum plan_split split);
 
-/* A vector, such as the weights of a norm; ones in a random model. plus_one: add 1 to each element,
- * in float32. */
+/* A vector, such as the weights of a norm; ones in a random model, or if pattern is NULL. plus_one:
+ * add 1 to each element, in float32. */
 void *loader_vector(struct loader *l, const char *pattern, const struct slice_shape *shape,
                     bool plus_one);
 

@@ -33,7 +33,7 @@ static struct k_norm weights_load_norm_of(const struct loading *in, const char *
     const struct loader_tensors tensor = loader_tensor(pattern, shape);
     struct k_norm norm = {.kind = norms->kind, .eps = norms->eps};
 
-    norm.weight = loader_vector(in->l, pattern, &shape, norms->plus_one);
+    norm.weight = loader_vector(in->l, norms->is_bare ? NULL : pattern, &shape, norms->plus_one);
     if (norms->has_bias)
         norm.bias = loader_bias(in->l, &tensor, SPLIT_NONE);
     return norm;
@@ -151,11 +151,23 @@ static struct loader_tensors weights_qkv_tensors(const struct loading *in,
         struct slice_shape one = {.cols = shape.cols, .own_cols = shape.cols};
 
         slice_stack(&one, shape.pieces[i].rows, shape.pieces[i].own_rows, i < 2 ? order : NULL);
-        if (i == 0 && whole->has_gate)
+        if (i == 0 && whole->has_gate && names->attn_gate == NULL)
             one = weights_half_shape(in, whole, own, 0, order);
         loader_add(&all, patterns[i], one);
     }
     return all;
+}
+
+/* The gates of heads: halves of the rows of queries, or a tensor of their own. */
+static struct loader_tensors weights_gate_tensor(const struct loading *in,
+                                                 const struct attn_plan *whole,
+                                                 const struct attn_plan *own)
+{
+    int rows = whole->n_heads * whole->head_dim, own_rows = own->n_heads * own->head_dim;
+
+    if (in->names->attn_gate != NULL)
+        return loader_tensor(in->names->attn_gate, slice_whole(rows, own_rows, in->dim, in->dim));
+    return loader_tensor(in->names->q, weights_half_shape(in, whole, own, whole->head_dim, NULL));
 }
 
 /* KV scales come first in the digest. */
@@ -166,8 +178,7 @@ static void weights_load_attention(const struct loading *in, const struct layer_
     const struct arch_names *names = in->names;
     const struct attn_plan *attn = &whole->attn;
     const struct loader_tensors qkv = weights_qkv_tensors(in, attn, &part->attn);
-    const struct loader_tensors gate =
-        loader_tensor(names->q, weights_half_shape(in, attn, &part->attn, attn->head_dim, NULL));
+    const struct loader_tensors gate = weights_gate_tensor(in, attn, &part->attn);
     const struct loader_tensors out_proj = loader_tensor(
         names->o, slice_whole(in->dim, in->dim, plan_mixer_out(whole), plan_mixer_out(part)));
 

@@ -187,6 +187,7 @@ MODELS.update({
                                  tie_word_embeddings=True), 0.25),
     "ministral": ("ministral", small(num_hidden_layers=4, head_dim=12, sliding_window=24,
                                      layer_types=TYPES), 0.25),
+    "olmo": ("olmo", small(), 0.25),
     "vaultgemma": ("vaultgemma", small(num_hidden_layers=4, head_dim=12, sliding_window=24,
                                        query_pre_attn_scalar=20, attn_logit_softcapping=3.0,
                                        final_logit_softcapping=12.0,
@@ -465,6 +466,11 @@ EXPERTS.update({
                                rope_parameters=LOCAL_ROPES), False, 0.25),
     "sarvam-moe": ("sarvam_moe", small(head_dim=12, n_shared_experts=1, first_k_dense_replace=1,
                                        **GROUPED), False, 0.25),
+    # Gates of attention in a tensor of their own, norms on both sides, a dense first layer.
+    "afmoe": ("afmoe", few_experts(head_dim=12, sliding_window=24, layer_types=TYPES[:2],
+                                   num_experts=5, num_experts_per_tok=2, moe_intermediate_size=20,
+                                   route_scale=1.7, num_shared_experts=1,
+                                   mup_enabled=True), False, 0.25),
     "bailing-moe": ("sarvam_moe", small(head_dim=12, n_shared_experts=1, first_k_dense_replace=1,
                                         attention_bias=True,
                                         rope_parameters=dict(rope_type="default", rope_theta=6e5,
@@ -541,7 +547,7 @@ def make_config(transformers, kind, fields, vision):
 
 def scale_of_embedding(config):
     """What embedded tokens are multiplied by."""
-    if config.model_type.startswith("gemma"):
+    if config.model_type.startswith("gemma") or getattr(config, "mup_enabled", False):
         return config.hidden_size ** 0.5
     return getattr(config, "embedding_multiplier", 1.0)
 

@@ -453,6 +453,8 @@ static const struct {
     {"families/internvl", "24", 2.7e-02, ANY_DEVICE},
     {"families/llava", "24", 2.4e-02, ANY_DEVICE},
     {"families/smolvlm", "24", 4.5e-02, ANY_DEVICE},
+    {"families/olmo", "24", 3.5e-02, ANY_DEVICE},
+    {"families/afmoe", "24", 1.6e-02, ANY_DEVICE},
     {"families/mixtral", "", 1.4e-02, ANY_DEVICE},
     {"families/qwen2-moe", "24", 2.3e-02, ANY_DEVICE},
     {"families/qwen3-moe", "3", 1.6e-02, ANY_DEVICE},
