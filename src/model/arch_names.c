@@ -447,6 +447,17 @@ const struct arch_names afmoe_names = {LLAMA_ALL,
                                        .experts_gate_up = LAYER "mlp.experts.gate_up_proj",
                                        .experts_down = LAYER "mlp.experts.down_proj"};
 
+const struct arch_names muse_glimmer_names = {
+    LLAMA_ALL,
+    LLAMA_QKV,
+    LLAMA_O,
+    LLAMA_FFN,
+    .attn_gate = LAYER "self_attn.gate_proj.weight",
+    .norm_attn = LAYER "input_layernorm.weight",
+    .norm_attn_after = LAYER "post_attention_layernorm.weight",
+    .norm_mlp = LAYER "pre_feedforward_layernorm.weight",
+    .norm_mlp_after = LAYER "post_feedforward_layernorm.weight"};
+
 const struct arch_names vaultgemma_names = {LLAMA_ALL,
                                             LLAMA_QKV,
                                             LLAMA_O,

@@ -38,6 +38,7 @@ extern const struct arch_names nemotron_h_names;
 extern const struct arch_names lfm2_names;
 extern const struct arch_names gpt_oss_names;
 extern const struct arch_names afmoe_names;
+extern const struct arch_names muse_glimmer_names;
 extern const struct arch_names vaultgemma_names;
 extern const struct arch_names hunyuan_dense_names;
 extern const struct arch_names granite_swa_names;

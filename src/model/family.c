@@ -368,6 +368,31 @@ void family_internlm3(struct hf_config *c, struct config_source *s, const struct
     c->o_bias = c->mlp_bias = source_flag(s, obj, source_alias(obj, others), false);
 }
 
+/* Windows with positions; every fourth layer, counted from the last one, sees all tokens and has no
+ * positions. Queries and keys are normed without weights, then queries grow by a factor. */
+void family_muse_glimmer(struct hf_config *c, struct config_source *s, const struct json *obj)
+{
+    const struct json *thetas = json_get_kind(obj, "layer_rope_theta", JSON_LIST);
+    bool has_types = json_get_kind(obj, "layer_types", JSON_LIST) != NULL;
+    int none = thetas == NULL ? config_add_no_rope(c) : 0;
+
+    for (int i = 0; i < c->n_layers; i++) {
+        bool is_full = (c->n_layers - 1 - i) % 4 == 0;
+
+        if (is_full && !has_types)
+            c->layer_kinds[i] = LAYER_FULL;
+        if (is_full && thetas == NULL)
+            c->layer_ropes[i] = (uint8_t)none;
+    }
+    family_read_thetas(c, s, obj);
+    c->attn_gate = true;
+    c->norms_embedding = true;
+    c->norm.after_eps = (float)source_positive(s, obj, "post_norm_eps", 1e-8);
+    c->attn_scale *= (float)source_positive(s, obj, "qk_scale_factor", 3.87);
+    c->by.logits = (float)source_positive(s, obj, "output_multiplier", 0.19611613513818404);
+    c->by.logits_cap = (float)source_positive(s, obj, "final_logit_softcapping", 20.0);
+}
+
 /* Refuse limits of queries, keys and values. */
 void family_olmo(struct hf_config *c, struct config_source *s, const struct json *obj)
 {

@@ -47,6 +47,7 @@ void family_internlm2(struct hf_config *c, struct config_source *s, const struct
 void family_internlm3(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_iquestcoder(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_jais2(struct hf_config *c, struct config_source *s, const struct json *obj);
+void family_muse_glimmer(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_olmo(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_minicpm(struct hf_config *c, struct config_source *s, const struct json *obj);
 

@@ -45,6 +45,8 @@ struct norm_config {
     bool plus_one; /* the checkpoint stores weight - 1 */
     bool is_bare;  /* the checkpoint has no weights: all are 1 */
     float eps;
+    float after_eps;    /* of norms after mixers and FFNs; 0: eps */
+    bool last_is_plain; /* the last norm's weights are stored as they are, even with plus_one */
 };
 
 /* Which layers see a window of tokens. */
@@ -84,6 +86,7 @@ struct arch {
     bool wraps_any;      /* text_config is there, and its model_type decides the row */
     bool has_two_shapes; /* layers with a window have other heads than those without */
     enum qk_norm qk_norm;
+    bool qk_norm_is_bare; /* it has no weights */
     enum ffn_kind ffn;
     enum norm_scheme norms;
     struct norm_config norm; /* eps where config.json has none; 0: 1e-6, with a mean 1e-5 */
@@ -282,6 +285,7 @@ struct hf_config {
     bool values_are_keys;             /* of LAYER_FULL layers: there is one projection for both */
     bool value_norm;                  /* values are normed, without weights */
     bool has_layer_scale;             /* a layer's result is multiplied by a number of its own */
+    bool norms_embedding;             /* embedded tokens are normed, without weights */
     struct layer_embeds layer_embeds;
     int len_max;                               /* the longest text that the model was trained
                                                 * for, in tokens */

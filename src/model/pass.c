@@ -438,6 +438,17 @@ static void pass_fill_embeds(const struct pass *p)
 }
 
 /* Multipliers and learned positions are applied by a second operation, which most models skip. */
+/* x = norm(x), of embedded tokens, through rows of the device's type. */
+static void pass_norm_embedded(const struct pass *p)
+{
+    static const struct k_matrix plain;
+    const struct device_ops *op = p->d->ops;
+
+    op->norm(p->d, &p->a->normed, p->a->x, &p->w->norm_embedded, p->n, &plain);
+    op->place(p->d, p->a->x, 0.0f, NULL, 0);
+    op->add(p->d, p->a->x, p->a->normed.data, 1.0f, p->n);
+}
+
 void pass_embed(const struct pass *p, struct pass_next next)
 {
     const struct device_ops *op = p->d->ops;
@@ -449,6 +460,8 @@ void pass_embed(const struct pass *p, struct pass_next next)
         return;
     }
     op->embed(p->d, acts->x, &p->w->embed);
+    if (p->plan->norms_embedding)
+        pass_norm_embedded(p);
     if (p->plan->by.embedding != 1.0f || p->w->positions != NULL)
         op->place(p->d, acts->x, p->plan->by.embedding, p->w->positions, p->plan->positions.first);
     if (p->w->embeds != NULL)

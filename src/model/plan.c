@@ -163,8 +163,8 @@ static bool plan_fuses(const struct hf_config *c)
     return c->norm.kind == K_NORM_RMS && c->norms == NORMS_BEFORE && !c->is_parallel &&
            c->qk_norm != QK_NORM_WHOLE && plan_fuses_ffn(c) && !plan_has_multipliers(&c->by) &&
            !c->positions.is_used && !c->head_bias && !c->value_norm && !c->has_layer_scale &&
-           c->layer_embeds.width == 0 && !c->experts.is_apart && c->experts.latent_dim == 0 &&
-           !c->is_twin && c->eagle.n_taps == 0;
+           !c->norms_embedding && c->layer_embeds.width == 0 && !c->experts.is_apart &&
+           c->experts.latent_dim == 0 && !c->is_twin && c->eagle.n_taps == 0;
 }
 
 /* The plan points to the config's ropes, so the config must live longer. */
@@ -176,6 +176,7 @@ int plan_make(struct plan *out, const struct hf_config *c)
                         .n_vocab = c->n_vocab,
                         .norm = c->norm,
                         .by = c->by,
+                        .norms_embedding = c->norms_embedding,
                         .positions = c->positions,
                         .growth = c->growth,
                         .score_cap = c->score_cap,

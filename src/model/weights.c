@@ -26,14 +26,15 @@
 /* A norm that the layer does not have gets K_NORM_NONE and reads nothing. */
 
 /* A norm of rows of `width`. The weight comes before the bias in the digest. */
-static struct k_norm weights_load_norm_of(const struct loading *in, const char *pattern, int width)
+static struct k_norm weights_load_norm_of(const struct loading *in, const char *pattern, int width,
+                                          bool plus_one)
 {
     const struct norm_config *norms = &in->l->whole->norm;
     const struct slice_shape shape = slice_whole(width, width, 1, 1);
     const struct loader_tensors tensor = loader_tensor(pattern, shape);
     struct k_norm norm = {.kind = norms->kind, .eps = norms->eps};
 
-    norm.weight = loader_vector(in->l, norms->is_bare ? NULL : pattern, &shape, norms->plus_one);
+    norm.weight = loader_vector(in->l, norms->is_bare ? NULL : pattern, &shape, plus_one);
     if (norms->has_bias)
         norm.bias = loader_bias(in->l, &tensor, SPLIT_NONE);
     return norm;
@@ -43,7 +44,32 @@ struct k_norm weights_load_norm(const struct loading *in, const char *pattern, b
 {
     if (!has)
         return (struct k_norm){.kind = K_NORM_NONE};
-    return weights_load_norm_of(in, pattern, in->dim);
+    return weights_load_norm_of(in, pattern, in->dim, in->l->whole->norm.plus_one);
+}
+
+static void *weights_ones(struct loader *l, int width)
+{
+    const struct slice_shape shape = slice_whole(width, width, 1, 1);
+
+    return loader_vector(l, NULL, &shape, false);
+}
+
+/* The norm behind the last layer. */
+static struct k_norm weights_load_last_norm(const struct loading *in, const char *pattern)
+{
+    const struct norm_config *norms = &in->l->whole->norm;
+
+    return weights_load_norm_of(in, pattern, in->dim, norms->plus_one && !norms->last_is_plain);
+}
+
+/* A norm of what a mixer or an FFN has computed. */
+struct k_norm weights_load_norm_after(const struct loading *in, const char *pattern, bool has)
+{
+    struct k_norm norm = weights_load_norm(in, pattern, has);
+
+    if (in->l->whole->norm.after_eps > 0.0f)
+        norm.eps = in->l->whole->norm.after_eps;
+    return norm;
 }
 
 /* The norm of a layer's input. The stage before the layer's computes it when it adds to the
@@ -67,6 +93,7 @@ static void weights_load_head_norms(const struct loading *in, const struct attn_
                                     struct layer_weights *w)
 {
     bool plus_one = in->l->whole->norm.plus_one, is_whole = a->qk_norm == QK_NORM_WHOLE;
+    bool is_bare = in->l->c->arch->qk_norm_is_bare;
     int q = is_whole ? a->n_heads * a->head_dim : a->head_dim;
     int k = is_whole ? a->n_kv_heads * a->head_dim : a->head_dim;
     int own_q = is_whole ? own->n_heads * a->head_dim : q;
@@ -77,9 +104,9 @@ static void weights_load_head_norms(const struct loading *in, const struct attn_
         return;
     slice_stack(&shapes[0], q, own_q, order);
     slice_stack(&shapes[1], k, own_k, order);
-    w->q_norm = loader_vector(in->l, in->names->q_norm, &shapes[0], plus_one);
+    w->q_norm = loader_vector(in->l, is_bare ? NULL : in->names->q_norm, &shapes[0], plus_one);
     if (!a->is_shared)
-        w->k_norm = loader_vector(in->l, in->names->k_norm, &shapes[1], plus_one);
+        w->k_norm = loader_vector(in->l, is_bare ? NULL : in->names->k_norm, &shapes[1], plus_one);
 }
 
 /* --- layers ----------------------------------------------------------------------------- */
@@ -200,7 +227,8 @@ static void weights_load_attention(const struct loading *in, const struct layer_
     if (attn->sinks &&
         (w->sinks = loader_numbers(loader, names->sinks, attn->n_heads, 1, 1.0f)) != NULL)
         w->sinks += (size_t)loader->share * (size_t)part->attn.n_heads;
-    w->norm_mixer_after = weights_load_norm(in, names->norm_attn_after, whole->norms.after_mixer);
+    w->norm_mixer_after =
+        weights_load_norm_after(in, names->norm_attn_after, whole->norms.after_mixer);
 }
 
 /* Value and gate are halves of one tensor; a rank has the same channels of both. */
@@ -219,7 +247,8 @@ static void weights_load_recurrent(const struct loading *in, const struct layer_
     w->norm_mixer = weights_load_first_norm(in, names->norm_attn, whole->norms.before_mixer);
     w->mixer_in = loader_matrix(in->l, &first, USE_LAYER);
     w->mixer_out = loader_matrix(in->l, &last, USE_LAYER);
-    w->norm_mixer_after = weights_load_norm(in, names->norm_attn_after, whole->norms.after_mixer);
+    w->norm_mixer_after =
+        weights_load_norm_after(in, names->norm_attn_after, whole->norms.after_mixer);
 }
 
 const float *weights_of_share(const struct loading *in, const float *all, size_t before,
@@ -314,7 +343,8 @@ static void weights_load_mamba(const struct loading *in, const struct layer_plan
     w->mixer_out = loader_matrix(in->l, &out, USE_LAYER);
     if (whole->mamba.config->has_bias)
         w->mixer_out_bias = loader_bias(in->l, &out, part->splits.mixer_out);
-    w->norm_mixer_after = weights_load_norm(in, names->norm_attn_after, whole->norms.after_mixer);
+    w->norm_mixer_after =
+        weights_load_norm_after(in, names->norm_attn_after, whole->norms.after_mixer);
 }
 
 static void weights_load_conv(const struct loading *in, const struct layer_plan *whole,
@@ -345,7 +375,8 @@ static void weights_load_conv(const struct loading *in, const struct layer_plan 
     w->mixer_out = loader_matrix(in->l, &out, USE_LAYER);
     if (whole->conv.bias)
         w->mixer_out_bias = loader_bias(in->l, &out, part->splits.mixer_out);
-    w->norm_mixer_after = weights_load_norm(in, names->norm_attn_after, whole->norms.after_mixer);
+    w->norm_mixer_after =
+        weights_load_norm_after(in, names->norm_attn_after, whole->norms.after_mixer);
 }
 
 /* The names of the tensors of a gated FFN. */
@@ -587,7 +618,7 @@ static void weights_load_ffn(const struct loading *in, const struct layer_plan *
         weights_load_products(in, &own, names->down, whole, part, w);
     if (whole->ffn.kind == FFN_EXPERTS && whole->ffn.experts.config->is_apart)
         weights_load_apart(in, w);
-    w->norm_ffn_after = weights_load_norm(in, names->norm_mlp_after, whole->norms.after_ffn);
+    w->norm_ffn_after = weights_load_norm_after(in, names->norm_mlp_after, whole->norms.after_ffn);
 }
 
 /* The mixer comes before the FFN in the digest. */
@@ -712,7 +743,8 @@ static void weights_load_embeds(const struct loading *in)
 
     l->w->embeds = loader_matrix(l, &table, USE_ADDED).data;
     l->w->embeds_in = loader_matrix(l, &first, USE_LAYER);
-    l->w->norm_embeds = weights_load_norm_of(in, in->names->norm_embeds, e->width);
+    l->w->norm_embeds =
+        weights_load_norm_of(in, in->names->norm_embeds, e->width, in->l->whole->norm.plus_one);
 }
 
 /* Allocate all weights of one rank, and list the tensors to be read. */
@@ -759,11 +791,14 @@ static int weights_lay_out(struct loader *l, int rank)
         l->w->positions = loader_matrix(l, &positions, USE_ADDED).data;
     if (l->whole->embeds.width > 0)
         weights_load_embeds(&in);
+    if (l->whole->norms_embedding)
+        l->w->norm_embedded = (struct k_norm){
+            .kind = K_NORM_RMS, .eps = l->whole->norm.eps, .weight = weights_ones(l, in.dim)};
     for (l->layer = 0; l->layer < config->n_layers && l->rc == ERR_OK; l->layer++)
         weights_load_layer(&in, l->layer);
     /* The stage with the last layer computes it, as any stage does the norm behind it. */
     l->absent = !l->is_last && l->stage != l->n_stages - 1;
-    l->w->norm = weights_load_norm(&in, names->norm, true);
+    l->w->norm = weights_load_last_norm(&in, names->norm);
     l->absent = !l->is_last;
     l->prefix = l->of_target; /* an MTP layer has its target's output matrix */
     weights_load_head(l, &head, &whole_head);

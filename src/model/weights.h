@@ -85,9 +85,10 @@ struct weights {
     void *embeds;
     struct k_matrix embeds_in;
     struct k_norm norm_embeds;
-    struct k_norm norm;   /* [dim] */
-    struct k_matrix head; /* [plan.head_rows][dim]; rows of embed when tied */
-    void *head_bias;      /* [n_vocab] or NULL */
+    struct k_norm norm_embedded; /* [dim], of embedded tokens; only with plan.norms_embedding */
+    struct k_norm norm;          /* [dim] */
+    struct k_matrix head;        /* [plan.head_rows][dim]; rows of embed when tied */
+    void *head_bias;             /* [n_vocab] or NULL */
     struct eagle_weights eagle;
     bool reads_codes, is_packed, has_bytes; /* some matrix does, is, or has (device_limits) */
     size_t bytes;                           /* on the device */

@@ -155,5 +155,6 @@ void weights_load_delta(const struct loading *in, const struct layer_plan *whole
     }
     w->delta = weights_load_delta_numbers(in, &whole->delta, &part->delta);
     w->mixer_out = loader_matrix(in->l, &out, USE_LAYER);
-    w->norm_mixer_after = weights_load_norm(in, names->norm_attn_after, whole->norms.after_mixer);
+    w->norm_mixer_after =
+        weights_load_norm_after(in, names->norm_attn_after, whole->norms.after_mixer);
 }

@@ -102,5 +102,6 @@ void weights_load_latent_attention(const struct loading *in, const struct layer_
     if (whole->attn.index.n_heads > 0)
         weights_load_index(in, &whole->attn, w);
     w->mixer_out = loader_matrix(in->l, &out_proj, USE_LAYER);
-    w->norm_mixer_after = weights_load_norm(in, names->norm_attn_after, whole->norms.after_mixer);
+    w->norm_mixer_after =
+        weights_load_norm_after(in, names->norm_attn_after, whole->norms.after_mixer);
 }

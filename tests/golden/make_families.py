@@ -522,6 +522,11 @@ WRAPPED = {
     "smolvlm": ("smolvlm", small(model_type="llama"), dict(
         num_hidden_layers=1, hidden_size=16, intermediate_size=16, num_attention_heads=2,
         image_size=28, patch_size=14), 0.25),
+    # Embedded tokens, queries and keys normed without weights; layers without positions.
+    "muse-glimmer": ("muse_glimmer", small(num_hidden_layers=5, head_dim=12, sliding_window=24,
+                                           output_multiplier=0.7, final_logit_softcapping=6.0,
+                                           qk_scale_factor=1.7), dict(
+        num_hidden_layers=1, hidden_size=16, intermediate_size=16, num_attention_heads=2), 0.25),
     "kimi-k25": ("kimi_k25", small(model_type="deepseek_v3", num_key_value_heads=4, n_group=1,
                                    topk_group=1, first_k_dense_replace=1, n_shared_experts=1,
                                    routed_scaling_factor=1.3, **latent(14, 28, 10, 4, 7)),
