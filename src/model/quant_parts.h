@@ -36,6 +36,13 @@ int quant_expect(const struct quant_search *s, const struct tensor *t, const cha
 int quant_expect_scales(const struct quant_search *s, struct quant_part *p, const struct tensor *t,
                         int64_t rows, int64_t n_groups) ERR_CHECKED;
 
+/* beside[QUANT_ORDER] may be a tensor [inputs] that says which group each input is of. Every number
+ * must be a group; a tensor that begins with -1 was never filled in, and is forgotten. The group of
+ * an input is that, or the one of its place. */
+#define QUANT_ORDER 2
+int quant_check_order(const struct quant_search *s, struct quant_part *p) ERR_CHECKED;
+int quant_group(const struct quant_part *p, int col);
+
 /* A little-endian 32-bit word of a tensor. */
 uint32_t quant_word(const uint8_t *bytes, size_t i);
 
