@@ -479,6 +479,8 @@ int quant_read(struct quant_config *out, const struct json *config, char *why, s
         .kind = kind, .format = reading.format, .packed = quant_packed_of(kind, config)};
     out->rounds_x = quant_rounds_inputs(config);
     quant_read_sizes(out, config);
+    if (strcasecmp(json_get_text(config, "quant_algo", ""), "MIXED_PRECISION") == 0)
+        quant_read_mix(&out->mix, config);
     if (kind->codes == &quant_codes_int8 && out->packed.elem == K_INT8 && !out->packed.has_zeros &&
         out->packed.group_cols == K_PACKED_COLS &&
         strcmp(quant_strategy(config), "channel") == 0) { /* random weights have that form, too */

@@ -109,6 +109,9 @@ bool quant_rounds_inputs(const struct json *config);
  * names. */
 void quant_read_sizes(struct quant_config *out, const struct json *config);
 
+/* Which matrices are in which format, as quantized_layers or config_groups name them. */
+void quant_read_mix(struct quant_mix *out, const struct json *config);
+
 /* The packed format of random weights that a quantization_config describes; plain if none. */
 struct k_format quant_packed_config(const struct json *config);
 

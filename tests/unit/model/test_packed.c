@@ -359,6 +359,41 @@ static void test_config(void)
            ERR_UNSUPPORTED, "a transform changes the numbers");
 }
 
+/* Which matrices a mix names, in both forms. */
+static void test_mixed(void)
+{
+    static const char *const texts[] = {
+        "{\"quant_method\":\"modelopt\",\"quant_algo\":\"MIXED_PRECISION\",\"quantized_layers\":{"
+        "\"model.layers.3.mlp.up_proj\":{\"quant_algo\":\"NVFP4\",\"group_size\":16},"
+        "\"model.layers.4.mlp.up_proj\":{\"quant_algo\":\"FP8\"},\"lm_head\":{\"quant_algo\":\"FP8\"},"
+        "\"model.layers.999999999999999999999.mlp.up_proj\":{\"quant_algo\":\"FP8\"},"
+        "\"model.layers.-1.mlp.up_proj\":{\"quant_algo\":\"FP8\"},\"model.layers.\":7,"
+        "\"model.layers.5.mlp.experts.7.up_proj\":{\"quant_algo\":\"FP8\"}}}",
+        "{\"quant_method\":\"modelopt\",\"quant_algo\":\"MIXED_PRECISION\",\"config_groups\":{"
+        "\"group_0\":{\"weights\":{\"num_bits\":4},\"targets\":[\"model.layers.3.mlp.up_proj\",7]},"
+        "\"group_1\":{\"weights\":{\"num_bits\":8},\"targets\":[\"model.layers.4.mlp.up_proj\","
+        "\"model.layers.5.mlp.experts.7.up_proj\"]},\"group_2\":3}}"};
+
+    for (int i = 0; i < 2; i++) {
+        struct arena arena = {.chunks = NULL};
+        struct quant_config c;
+        const struct json *obj;
+
+        if (json_parse(&obj, &arena, texts[i], strlen(texts[i]), NULL, 0) != ERR_OK)
+            exit(1);
+        is_int(quant_read(&c, obj, why, sizeof why), ERR_OK, "a mix is read");
+        ok(quant_mixed_of(&c.mix, "language_model.model.layers.3.mlp.up_proj") == QUANT_MIXED_FP4 &&
+               quant_mixed_of(&c.mix, "model.layers.4.mlp.up_proj") == QUANT_MIXED_FP8 &&
+               quant_mixed_of(&c.mix, "model.layers.5.mlp.experts.0.up_proj") == QUANT_MIXED_FP8,
+           "and what it names is in its format");
+        ok(quant_mixed_of(&c.mix, "model.layers.5.mlp.up_proj") == QUANT_MIXED_PLAIN &&
+               quant_mixed_of(&c.mix, "model.layers.3.mlp.down_proj") == QUANT_MIXED_PLAIN &&
+               quant_mixed_of(&c.mix, "lm_head") == QUANT_MIXED_PLAIN,
+           "and nothing else is");
+        arena_reset(&arena);
+    }
+}
+
 /* Plain numbers as bytes are what quant_round() gives: rows of noise, one of zeros, one with a
  * single large number, one with none above 0; a part of a row as the whole. */
 static void test_rounded(void)
@@ -443,6 +478,7 @@ int main(void)
         checkpoint_close(m.files);
     }
     test_config();
+    test_mixed();
     test_rounded();
     test_not_finite();
     snprintf(why, sizeof why, "%s/model.safetensors", root);
