@@ -231,7 +231,7 @@ struct wake {
     struct pair p;
     int ends[2]; /* of the control socket: engine, front */
     int rounds;
-    bool late; /* a poll ran into its limit: a wake-up was lost */
+    atomic_bool late; /* a poll ran into its limit: a wake-up was lost */
 };
 
 static void wake_sleep(struct wake *w, int fd, bool may)
@@ -274,6 +274,24 @@ static void *wake_engine(void *context)
     return NULL;
 }
 
+/* Wait for a record of a slot; false: a wake-up was lost. */
+static bool wake_record(struct wake *w, uint32_t slot, struct wire_out *o)
+{
+    struct lane *l = &w->p.front;
+
+    while (!lane_record(l, slot, o)) {
+        if (w->late)
+            return false;
+        (void)lane_ready(l, slot / 64);
+        if (lane_record(l, slot, o))
+            return true;
+        wake_sleep(w, w->ends[1], lane_front_sleep(l));
+        lane_front_awake(l);
+        (void)lane_ready(l, slot / 64);
+    }
+    return true;
+}
+
 static void test_wake(void)
 {
     struct wake w = {.rounds = 30000};
@@ -298,16 +316,8 @@ static void test_wake(void)
         good = submit(&w.p.front, slot, r, tokens, NULL) == ERR_OK;
         if (i % 8 == 0)
             lane_cancel(&w.p.front, slot, WIRE_CLIENT_GONE);
-        while (!lane_record(&w.p.front, slot, &o) && !w.late) {
-            (void)lane_ready(&w.p.front, slot / 64);
-            if (lane_record(&w.p.front, slot, &o))
-                break;
-            wake_sleep(&w, w.ends[1], lane_front_sleep(&w.p.front));
-            lane_front_awake(&w.p.front);
-            (void)lane_ready(&w.p.front, slot / 64);
-        }
-        good = good && o.kind == WIRE_TOKEN && o.value == i;
-        good = good && lane_record(&w.p.front, slot, &o) && o.value == i;
+        good = good && wake_record(&w, slot, &o) && o.kind == WIRE_TOKEN && o.value == i;
+        good = good && wake_record(&w, slot, &o) && o.kind == WIRE_FINISHED && o.value == i;
         got++;
     }
     (void)pthread_join(thread, NULL);
