@@ -13,6 +13,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Times that a child gets before it is killed are multiplied with this: under a sanitizer it would
+ * not have begun. */
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#define TAP_SLOWER 10
+#else
+#define TAP_SLOWER 1
+#endif
+
 static int tap_run;
 static int tap_failed;
 

@@ -44,20 +44,16 @@ static struct lora_adapter *lora_find(struct lora *l, const uint8_t *digest)
 /* Copy the names to the fronts' table. */
 static void lora_publish(struct lora *l)
 {
-    struct wire_adapters *t = l->table;
-    uint32_t version = atomic_load_explicit(&t->version, memory_order_relaxed);
-
-    atomic_store_explicit(&t->version, version + 1, memory_order_relaxed);
-    atomic_thread_fence(memory_order_release);
-    t->n = (uint32_t)l->n_names;
+    wire_adapters_begin(l->table);
     for (int i = 0; i < l->n_names; i++) {
-        struct wire_adapter_row *row = &t->rows[i];
+        struct wire_adapter_row row;
 
-        memcpy(row->name, l->names[i].name, sizeof row->name);
-        memcpy(row->path, l->names[i].adapter->path, sizeof row->path);
-        memcpy(row->digest, l->names[i].adapter->digest.bytes, sizeof row->digest);
+        memcpy(row.name, l->names[i].name, sizeof row.name);
+        memcpy(row.path, l->names[i].adapter->path, sizeof row.path);
+        memcpy(row.digest, l->names[i].adapter->digest.bytes, sizeof row.digest);
+        wire_adapters_put(l->table, (uint32_t)i, &row);
     }
-    atomic_store_explicit(&t->version, version + 2, memory_order_release);
+    wire_adapters_end(l->table, (uint32_t)l->n_names);
 }
 
 /* An adapter that neither a name nor a sequence refers to is forgotten. */

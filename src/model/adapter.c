@@ -142,6 +142,28 @@ static bool adapter_is_off(const struct json *field)
     return false;
 }
 
+/* Fields that scales depend on: another type would be another number to PEFT, or none. */
+static int adapter_check_types(const struct reading *r)
+{
+    static const struct {
+        const char *name;
+        enum json_kind kind;
+    } fields[] = {{"bias", JSON_TEXT},
+                  {"use_rslora", JSON_BOOL},
+                  {"rank_pattern", JSON_OBJECT},
+                  {"alpha_pattern", JSON_OBJECT}};
+
+    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
+        const struct json *value = json_get(r->config, fields[i].name);
+
+        if (value != NULL && value->kind != JSON_NULL && value->kind != fields[i].kind)
+            return adapter_refuse(r, ERR_INVALID,
+                                  "adapter_config.json: %s is of another type than PEFT writes",
+                                  fields[i].name);
+    }
+    return ERR_OK;
+}
+
 /* Fields that change what the matrices mean, or that add others to them. */
 static int adapter_check_kind(const struct reading *r)
 {
@@ -186,6 +208,18 @@ static int adapter_check_kind(const struct reading *r)
     return ERR_OK;
 }
 
+/* Can the expression be compiled and tried in little memory and time? Counted repetitions that are
+ * nested, such as ((a{1,255}){1,255}){1,255}, took all memory of the engine; references to groups
+ * take time without bound. */
+static bool adapter_key_is_cheap(const char *key)
+{
+    for (const char *at = key; *at != '\0'; at++) {
+        if (*at == '{' || (*at == '\\' && at[1] >= '1' && at[1] <= '9'))
+            return false;
+    }
+    return true;
+}
+
 /* Does a key of rank_pattern or alpha_pattern name the module? PEFT looks for
  * "(.*\.)?(key)$" from the module's start on. */
 static int adapter_key_matches(const struct reading *r, const char *key, const char *module,
@@ -194,7 +228,8 @@ static int adapter_key_matches(const struct reading *r, const char *key, const c
     char pattern[1024];
     regex_t regex;
 
-    if (snprintf(pattern, sizeof pattern, "^(.*\\.)?(%s)$", key) >= (int)sizeof pattern ||
+    if (!adapter_key_is_cheap(key) ||
+        snprintf(pattern, sizeof pattern, "^(.*\\.)?(%s)$", key) >= (int)sizeof pattern ||
         regcomp(&regex, pattern, REG_EXTENDED | REG_NOSUB) != 0)
         return adapter_refuse(r, ERR_INVALID,
                               "adapter_config.json: \"%.100s\" is not an expression that is read",
@@ -314,6 +349,11 @@ static int adapter_add_pair(struct reading *r, const struct tensor_list *list,
     pair->rank = (int)rank;
     pair->scale =
         (float)(json_get_bool(r->config, "use_rslora", false) ? alpha / sqrt(rank) : alpha / rank);
+    /* For the same reason as adapter_is_finite(). */
+    if (!isfinite(pair->scale))
+        return adapter_refuse(r, ERR_INVALID,
+                              "%.200s: lora_alpha %g of rank %g is too large for a float32",
+                              pair->module, alpha, rank);
     if (a->n_dims != 2 || pair->b->n_dims != 2 || a->dims[0] != pair->rank ||
         pair->b->dims[1] != pair->rank)
         return adapter_refuse(r, ERR_INVALID,
@@ -403,7 +443,8 @@ static int adapter_read_config(struct reading *r, struct hash *digest)
                               rc == ERR_NO_MEMORY ? err_sentence(rc) : why);
     if (r->config->kind != JSON_OBJECT)
         return adapter_refuse(r, ERR_SYNTAX, "adapter_config.json: it is not an object");
-    return adapter_check_kind(r);
+    rc = adapter_check_types(r);
+    return rc != ERR_OK ? rc : adapter_check_kind(r);
 }
 
 static int adapter_read_matrices(struct reading *r, struct tensor_list *list)

@@ -102,7 +102,7 @@ static bool gguf_config_number(struct reading *r, const char *key, double *out)
 
     if (value == NULL)
         return false;
-    if (!gguf_item(value, 0, &number))
+    if (!gguf_item(value, 0, &number) || !isfinite(number))
         gguf_config_refuse(r, ERR_INVALID, "%s.%s must be a number", r->family->name, key);
     for (uint64_t i = 1; i < value->n && r->rc == ERR_OK; i++) {
         if (!gguf_item(value, i, &other) || other != number)
@@ -120,6 +120,19 @@ static double gguf_config_number_or(struct reading *r, const char *key, double p
 
     if (gguf_config_number(r, key, &number))
         return number;
+    return preset;
+}
+
+/* A flag; the preset if it is missing. */
+static bool gguf_config_flag_or(struct reading *r, const char *key, bool preset)
+{
+    const struct gguf_value *value = gguf_config_find(r, key);
+
+    if (value == NULL)
+        return preset;
+    if (value->kind == GGUF_FLAG && !value->is_list)
+        return value->bytes[0] != 0;
+    gguf_config_refuse(r, ERR_INVALID, "%s.%s must be a flag", r->family->name, key);
     return preset;
 }
 
@@ -189,12 +202,12 @@ static void gguf_config_put_numbers(struct reading *r)
 /* Switches by the list of tensors. */
 static void gguf_config_put_flags(struct reading *r)
 {
-    const struct gguf_value *parallel = gguf_config_find(r, "use_parallel_residual");
     bool has_norms = gguf_config_has_tensor(r, "blk.0.attn_q_norm.weight");
 
     gguf_config_put_flag(r, "tie_word_embeddings", !gguf_config_has_tensor(r, "output.weight"));
-    if (parallel != NULL && parallel->kind == GGUF_FLAG && !parallel->is_list)
-        gguf_config_put_flag(r, "use_parallel_residual", parallel->bytes[0] != 0);
+    if (gguf_config_find(r, "use_parallel_residual") != NULL)
+        gguf_config_put_flag(r, "use_parallel_residual",
+                             gguf_config_flag_or(r, "use_parallel_residual", false));
     /* Families whose norms of heads are an option name it so; they refuse it. */
     if (has_norms && r->arch->qk_norm == QK_NORM_NONE) {
         gguf_config_put_flag(r, "use_qk_norm", true);
@@ -330,7 +343,8 @@ static void gguf_config_put_rope(struct reading *r)
     if (!r->family->is_latent)
         gguf_config_put_rotary_part(r);
     (void)snprintf(key, sizeof key, "%s.rope.scaling.type", r->family->name); /* keys are short */
-    (void)gguf_get_text(r->g, key, &type); /* stays "none" when missing */
+    if (!gguf_get_text(r->g, key, &type) && gguf_find(r->g, key) != NULL)
+        gguf_config_refuse(r, ERR_INVALID, "%s must be a text", key); /* "none" when missing */
     if (gguf_text_is(type, "linear") || gguf_text_is(type, "yarn"))
         gguf_config_put_scaling(r, type.len == 4 ? "yarn" : "linear");
     else if (gguf_text_is(type, "longrope") ||
@@ -366,11 +380,10 @@ static void gguf_config_put_latent_heads(struct reading *r)
     gguf_config_put_number(r, "v_head_dim", value);
     gguf_config_put_number(r, "kv_lora_rank",
                            gguf_config_number_or(r, "attention.kv_lora_rank", 0.0));
-    gguf_config_put(r, "q_lora_rank");
     if (gguf_config_number(r, "attention.q_lora_rank", &rank) && rank > 0.0)
-        buf_printf(&r->text, "%lld", (long long)rank);
+        gguf_config_put_number(r, "q_lora_rank", rank);
     else
-        buf_add_text(&r->text, "null");
+        buf_add_text(&r->text, ",\"q_lora_rank\":null");
 }
 
 /* Experts by softmax are DeepSeek V2's, by sigmoid V3's; files without the setting are older than
@@ -390,15 +403,12 @@ static void gguf_config_put_experts(struct reading *r)
         {"expert_group_count", "n_group", 1.0},
         {"expert_group_used_count", "topk_group", 1.0},
     };
-    const struct gguf_value *norm = gguf_config_find(r, "expert_weights_norm");
     bool is_sigmoid = gguf_config_number_or(r, "expert_gating_func", 1.0) == 2.0;
 
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
         gguf_config_put_number(r, numbers[i].field,
                                gguf_config_number_or(r, numbers[i].key, numbers[i].preset));
-    gguf_config_put_flag(r, "norm_topk_prob",
-                         norm != NULL && norm->kind == GGUF_FLAG && !norm->is_list &&
-                             norm->bytes[0] != 0);
+    gguf_config_put_flag(r, "norm_topk_prob", gguf_config_flag_or(r, "expert_weights_norm", false));
     if (!is_sigmoid && gguf_config_number_or(r, "expert_group_count", 1.0) > 1.0)
         buf_add_text(&r->text, ",\"topk_method\":\"group_limited_greedy\"");
 }

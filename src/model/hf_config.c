@@ -496,6 +496,67 @@ static int hf_config_parse_json(const struct json **out, struct arena *arena, co
     return ERR_OK;
 }
 
+/* Is each of these fields of its kind, missing or null? Another kind would count as missing, and
+ * the model would compute something else. */
+struct field_kind {
+    const char *field;
+    enum json_kind kind;
+};
+
+static void hf_config_check_kinds(struct config_source *s, const struct json *obj,
+                                  const struct field_kind *fields, size_t n)
+{
+    for (size_t i = 0; obj != NULL && i < n; i++) {
+        const struct json *value = json_get(obj, fields[i].field);
+        const char *wanted = fields[i].kind == JSON_TEXT     ? "text"
+                             : fields[i].kind == JSON_OBJECT ? "object"
+                                                             : "list";
+
+        if (value == NULL || value->kind == JSON_NULL || value->kind == fields[i].kind)
+            continue;
+        log_error("model: %s: %s must be of the kind %s", s->name, fields[i].field, wanted);
+        source_fail(s, ERR_INVALID);
+    }
+}
+
+static void hf_config_check_all_kinds(struct config_source *s, const struct json *obj)
+{
+    static const struct field_kind outer[] = {
+        {"hidden_act", JSON_TEXT},
+        {"hidden_activation", JSON_TEXT},
+        {"activation_function", JSON_TEXT},
+        {"mlp_hidden_act", JSON_TEXT},
+        {"topk_method", JSON_TEXT},
+        {"scoring_func", JSON_TEXT},
+        {"position_embedding_type", JSON_TEXT},
+        {"hybrid_override_pattern", JSON_TEXT},
+        {"rope_parameters", JSON_OBJECT},
+        {"rope_scaling", JSON_OBJECT},
+        {"linear_attn_config", JSON_OBJECT},
+        {"layer_types", JSON_LIST},
+        {"layers_block_type", JSON_LIST},
+        {"mlp_layer_types", JSON_LIST},
+        {"mlp_only_layers", JSON_LIST},
+        {"no_rope_layers", JSON_LIST},
+    };
+    static const struct field_kind of_ropes[] = {
+        {"rope_type", JSON_TEXT},
+        {"type", JSON_TEXT},
+        {"full_attention", JSON_OBJECT},
+        {"sliding_attention", JSON_OBJECT},
+    };
+    const struct json *ropes = json_get_kind(obj, "rope_parameters", JSON_OBJECT);
+    const struct json *older = json_get_kind(obj, "rope_scaling", JSON_OBJECT);
+    const struct json *full = json_get_kind(ropes, "full_attention", JSON_OBJECT);
+    const struct json *local = json_get_kind(ropes, "sliding_attention", JSON_OBJECT);
+
+    hf_config_check_kinds(s, obj, outer, sizeof outer / sizeof outer[0]);
+    hf_config_check_kinds(s, ropes, of_ropes, sizeof of_ropes / sizeof of_ropes[0]);
+    hf_config_check_kinds(s, older, of_ropes, sizeof of_ropes / sizeof of_ropes[0]);
+    hf_config_check_kinds(s, full, of_ropes, 2);
+    hf_config_check_kinds(s, local, of_ropes, 2);
+}
+
 /* Multimodal checkpoints wrap the text model's fields in text_config; all fields are read from
  * there, except those of the whole model. generation_config.json has the last word on the ids that
  * end a text. */
@@ -524,6 +585,7 @@ int hf_config_parse(struct hf_config *out, const char *name, const char *bytes, 
     if (source.rc != ERR_OK)
         goto out;
     /* From here on errors collect in source.rc, so that one run can log several. */
+    hf_config_check_all_kinds(&source, obj);
     hf_config_read_activation(&source, &config, obj);
     hf_config_read_shape(&source, &config, obj);
     hf_config_check_causal(&source, obj);

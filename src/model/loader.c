@@ -409,6 +409,9 @@ static struct k_format loader_wanted_format(const struct loader *l, const struct
             return parts[i].q.format;
         }
     }
+    if (l->files == NULL && loader_is_of_layer(use) && l->c->quant.mix.n > 0 &&
+        loader_mixed(l, parts, n_parts) == QUANT_MIXED_FP8)
+        return k_format_by_row(K_E4M3);
     if (l->files == NULL && loader_is_of_layer(use) && l->c->quant.kind != NULL)
         return use == USE_EXPERTS && l->c->quant.format.elem == K_INT8 ? plain : l->c->quant.format;
     return loader_rounded_format(l, use);

@@ -28,12 +28,30 @@ bool loader_has_bytes(const struct loader *l, const struct part *parts, int n_pa
     return l->files != NULL && use != USE_TABLE && use != USE_ADDED;
 }
 
+enum quant_mixed loader_mixed(const struct loader *l, const struct part *parts, int n_parts)
+{
+    enum quant_mixed how = QUANT_MIXED_PLAIN;
+
+    for (int i = 0; i < n_parts; i++) {
+        char stem[400];
+        enum quant_mixed own;
+
+        loader_name(l, stem, sizeof stem, parts[i].pattern, "");
+        own = quant_mixed_of(&l->c->quant.mix, stem);
+        if (i > 0 && own != how)
+            return QUANT_MIXED_PLAIN;
+        how = own;
+    }
+    return how;
+}
+
 bool loader_packs(const struct loader *l, const struct part *parts, int n_parts,
                   enum loader_use use, struct k_format *out)
 {
     *out = l->c->quant.packed;
     if (l->files == NULL && use == USE_LAYER && parts[0].expert < 0)
-        return k_format_is_packed(out);
+        return k_format_is_packed(out) &&
+               (l->c->quant.mix.n == 0 || loader_mixed(l, parts, n_parts) == QUANT_MIXED_FP4);
     for (int i = 0; i < n_parts; i++) {
         struct k_format format;
         bool has_zeros = i > 0 && out->has_zeros;

@@ -111,6 +111,9 @@ void loader_find_in_one(struct loader *l, struct part *p, int n);
 bool loader_has_bytes(const struct loader *l, const struct part *parts, int n_parts,
                       enum loader_use use, struct k_format *out);
 
+/* The format that all parts of a matrix have in a config that names each matrix's (quant_mix). */
+enum quant_mixed loader_mixed(const struct loader *l, const struct part *parts, int n_parts);
+
 /* Can the parts form a packed matrix without conversion? Then *out is its format. Without files:
  * the format of random weights. */
 bool loader_packs(const struct loader *l, const struct part *parts, int n_parts,

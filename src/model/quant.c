@@ -157,6 +157,16 @@ static void quant_read_shapes(struct quant_reading *r, const struct json *config
     r->format = k_format_bare(K_BF16);
 }
 
+/* GPTQ's words may have 8, 16, 32 or 64 bits. */
+static void quant_read_gptq(struct quant_reading *r, const struct json *config)
+{
+    const char *words = json_get_text(config, "pack_dtype", "int32");
+
+    if (strcmp(words, "int32") != 0)
+        quant_refuse(r, "pack_dtype \"%.40s\" is not supported; int32 is", words);
+    quant_read_shapes(r, config);
+}
+
 /* {"quant_method": "modelopt", "quant_algo": "FP8"}: a scale per tensor. */
 static void quant_read_modelopt(struct quant_reading *r, const struct json *config)
 {
@@ -224,7 +234,7 @@ static const struct quant_format formats[] = {
     {.method = "gptq",
      .name_key = "checkpoint_format",
      .names = {"gptq"},
-     .read = quant_read_shapes,
+     .read = quant_read_gptq,
      .data = "qweight",
      .dtype = "I32",
      .text = "GPTQ",
@@ -237,7 +247,7 @@ static const struct quant_format formats[] = {
     {.method = "gptq",
      .name_key = "checkpoint_format",
      .names = {"gptq_v2"},
-     .read = quant_read_shapes,
+     .read = quant_read_gptq,
      .data = "qweight",
      .dtype = "I32",
      .text = "GPTQ",
@@ -275,7 +285,7 @@ static const struct quant_format formats[] = {
      .data = "weight_packed",
      .dtype = "U8",
      .text = "NVFP4",
-     .beside = {"weight_scale", "weight_global_scale"},
+     .beside = {"weight_scale", "weight_global_scale", "weight_g_idx"},
      .n_needed = 2,
      .check = quant_check_nvfp4,
      .values = quant_values_nvfp4,
@@ -286,7 +296,7 @@ static const struct quant_format formats[] = {
      .data = "weight_packed",
      .dtype = "U8",
      .text = "MXFP4",
-     .beside = {"weight_scale"},
+     .beside = {"weight_scale", [QUANT_ORDER] = "weight_g_idx"},
      .n_needed = 1,
      .check = quant_check_mxfp4,
      .values = quant_values_mxfp4,
@@ -308,7 +318,7 @@ static const struct quant_format formats[] = {
      .data = "weight",
      .dtype = "F8_E4M3",
      .text = "MXFP8",
-     .beside = {"weight_scale"},
+     .beside = {"weight_scale", "weight_zero_point", "weight_g_idx"},
      .n_needed = 1,
      .check = quant_check_e4m3,
      .values = quant_values_e4m3},
@@ -349,14 +359,15 @@ static const struct quant_format formats[] = {
 #define N_FORMATS (sizeof formats / sizeof formats[0])
 
 /* e4m3 that is converted (quant_reading.is_converted). */
-static const struct quant_format converted_e4m3 = {.method = "compressed-tensors",
-                                                   .data = "weight",
-                                                   .dtype = "F8_E4M3",
-                                                   .text = "e4m3",
-                                                   .beside = {"weight_scale"},
-                                                   .n_needed = 1,
-                                                   .check = quant_check_e4m3,
-                                                   .values = quant_values_e4m3};
+static const struct quant_format converted_e4m3 = {
+    .method = "compressed-tensors",
+    .data = "weight",
+    .dtype = "F8_E4M3",
+    .text = "e4m3",
+    .beside = {"weight_scale", "weight_zero_point", "weight_g_idx"},
+    .n_needed = 1,
+    .check = quant_check_e4m3,
+    .values = quant_values_e4m3};
 
 /* Blocks of GGUF files, which no quantization_config names: each tensor has a type of its own. */
 #define BLOCKS(type)                                                    \
@@ -468,6 +479,8 @@ int quant_read(struct quant_config *out, const struct json *config, char *why, s
         .kind = kind, .format = reading.format, .packed = quant_packed_of(kind, config)};
     out->rounds_x = quant_rounds_inputs(config);
     quant_read_sizes(out, config);
+    if (strcasecmp(json_get_text(config, "quant_algo", ""), "MIXED_PRECISION") == 0)
+        quant_read_mix(&out->mix, config);
     if (kind->codes == &quant_codes_int8 && out->packed.elem == K_INT8 && !out->packed.has_zeros &&
         out->packed.group_cols == K_PACKED_COLS &&
         strcmp(quant_strategy(config), "channel") == 0) { /* random weights have that form, too */
@@ -710,6 +723,19 @@ static int quant_check_shape(const struct quant_search *s, const struct quant_pa
                       s->rows, s->cols / packed);
 }
 
+/* A matrix that is neither plain nor in a known format: perhaps the one that config names, but with
+ * elements of another type. */
+static int quant_miss(const struct quant_search *s, const struct quant_format *named)
+{
+    const struct tensor *other = named != NULL ? quant_tensor_beside(s, named->data) : NULL;
+
+    if (other != NULL)
+        return quant_fail(s, ERR_UNSUPPORTED, other, "has type %.20s; %s is read", other->dtype,
+                          named->dtype);
+    (void)snprintf(s->why, s->why_cap, "tensor %s.weight is missing", s->stem); /* cut is fine */
+    return ERR_NOT_FOUND;
+}
+
 /* Members that matrices which stay packed need, of a kind of blocks. */
 static void quant_set_codes(struct quant_part *p)
 {
@@ -734,10 +760,8 @@ int quant_find(struct quant_part *out, const struct checkpoint *files,
         part.format = quant_format_of(config, part.kind);
     quant_set_codes(&part);
     part.data = quant_tensor_beside(&search, part.kind != NULL ? part.kind->data : "weight");
-    if (part.data == NULL) {
-        (void)snprintf(why, why_cap, "tensor %s.weight is missing", matrix->stem); /* cut is fine */
-        return ERR_NOT_FOUND;
-    }
+    if (part.data == NULL)
+        return quant_miss(&search, config->kind);
     if (quant_has_values(&part))
         rc = quant_find_beside(&search, &part);
     else if ((rc = quant_check_shape(&search, &part)) == ERR_OK && part.kind != NULL)

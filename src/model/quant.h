@@ -67,12 +67,31 @@ struct quant_format {
     const struct quant_floats *floats; /* likewise, of floats of 4 bits */
 };
 
+/* ModelOpt's MIXED_PRECISION, by kinds of matrices and layers (quant_mixed.c). */
+#define QUANT_MIX_KINDS  24 /* matrices of a layer that differ, of all kinds of layers */
+#define QUANT_MIX_NAME   64
+#define QUANT_MIX_LAYERS 256
+
+enum quant_mixed { QUANT_MIXED_PLAIN, QUANT_MIXED_FP8, QUANT_MIXED_FP4 };
+
+struct quant_mix {
+    int n; /* 0: nothing is named */
+    struct quant_mix_kind {
+        char name[QUANT_MIX_NAME];
+        uint8_t of_layer[QUANT_MIX_LAYERS]; /* enum quant_mixed */
+    } kinds[QUANT_MIX_KINDS];
+};
+
+/* How the matrix of a stem such as "model.layers.0.mlp.up_proj" is stored. */
+enum quant_mixed quant_mixed_of(const struct quant_mix *mix, const char *stem);
+
 /* The format of layers' matrices, from quantization_config. */
 struct quant_config {
     const struct quant_format *kind; /* NULL: none was named */
     struct k_format format;          /* unless a tensor has a single scale */
     struct k_format packed;          /* of random weights, where tensors could be packed; else
                                       * plain */
+    struct quant_mix mix;            /* of random weights, where matrices differ */
     bool rounds_x;                   /* inputs may be rounded as k_format.rounds_x says */
     /* Of whole numbers, by all groups of the config: bit b is set if elements of b bits are named,
      * and the sizes of groups of columns. */

@@ -12,7 +12,7 @@
 #include "kernels/e4m3.h"
 #include "model/quant_parts.h"
 
-enum { SCALES, GLOBAL };
+enum { SCALES, GLOBAL, ZEROS = 1, ORDER = QUANT_ORDER };
 
 static const float e2m1_values[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
                                       -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
@@ -30,6 +30,13 @@ static int float4_check(const struct quant_search *s, struct quant_part *p, int 
     p->n_groups = s->cols / group;
     if (rc == ERR_OK)
         rc = quant_expect(s, scales, NULL, s->rows, p->n_groups);
+    if (rc == ERR_OK)
+        rc = quant_check_order(s, p);
+    for (int k = 0; rc == ERR_OK && p->beside[ORDER] != NULL && k < s->cols; k++) {
+        if (quant_group(p, k) != k / group)
+            rc = quant_fail(s, ERR_UNSUPPORTED, p->beside[ORDER],
+                            "has input %d in another group; floats of 4 bits are read in order", k);
+    }
     return rc;
 }
 
@@ -106,8 +113,18 @@ void quant_values_mxfp4(float *out, const struct quant_part *p, const uint8_t *b
         bytes = float4_group(out, bytes, p->group, float4_power(scales[i]));
 }
 
+/* Scales alone: a zero point that is not 0 changes the numbers. */
+static int e4m3_check_zeros(const struct quant_search *s, const struct tensor *zeros)
+{
+    for (size_t i = 0; zeros != NULL && i < zeros->bytes; i++) {
+        if (zeros->data[i] != 0)
+            return quant_fail(s, ERR_UNSUPPORTED, zeros, "is not 0, as floats need it");
+    }
+    return ERR_OK;
+}
+
 /* weight F8_E4M3 [outputs][inputs], weight_scale [groups of outputs][groups of inputs], or one
- * number; U8 are exponents. */
+ * number; U8 are exponents. weight_g_idx I32 [inputs] */
 int quant_check_e4m3(const struct quant_search *s, struct quant_part *p)
 {
     const struct tensor *t = p->beside[SCALES];
@@ -119,12 +136,15 @@ int quant_check_e4m3(const struct quant_search *s, struct quant_part *p)
         return rc;
     if (strcmp(t->dtype, "U8") != 0 && !quant_is_number(t))
         return quant_fail(s, ERR_UNSUPPORTED, t, "has type %.20s", t->dtype);
+    p->n_groups = (int)across;
+    if ((rc = e4m3_check_zeros(s, p->beside[ZEROS])) != ERR_OK ||
+        (rc = quant_check_order(s, p)) != ERR_OK)
+        return rc;
     if (t->n_dims > 2 || down < 1 || across < 1 || down > s->rows || across > s->cols ||
-        s->rows % down != 0 || s->cols % across != 0)
+        s->rows % down != 0 || (s->cols % across != 0 && p->beside[ORDER] == NULL))
         return quant_fail(s, ERR_INVALID, t, "has %lld x %lld scales for %d x %d elements",
                           (long long)down, (long long)across, s->rows, s->cols);
     p->high = s->rows / (int)down;
-    p->n_groups = (int)across;
     p->group = s->cols / (int)across;
     return ERR_OK;
 }
@@ -138,12 +158,11 @@ void quant_values_e4m3(float *out, const struct quant_part *p, const uint8_t *by
     for (int row = first; row < first + n; row++) {
         size_t at = (size_t)(row / p->high) * (size_t)p->n_groups;
 
-        for (int g = 0; g < p->n_groups; g++) {
-            float scale = are_powers ? float4_power(scales->data[at + (size_t)g])
-                                     : quant_number(scales, at + (size_t)g);
+        for (int k = 0; k < p->cols; k++) {
+            size_t g = at + (size_t)quant_group(p, k);
+            float scale = are_powers ? float4_power(scales->data[g]) : quant_number(scales, g);
 
-            for (int i = 0; i < p->group; i++)
-                *out++ = k_e4m3_value(*bytes++) * scale;
+            *out++ = k_e4m3_value(*bytes++) * scale;
         }
     }
 }

@@ -19,7 +19,7 @@
 #include "model/quant_parts.h"
 
 /* Tensors beside the data, in the order of the rows in quant.c. */
-enum { SCALES, ZEROS, ORDER };
+enum { SCALES, ZEROS, ORDER = QUANT_ORDER };
 
 uint32_t quant_word(const uint8_t *bytes, size_t i)
 {
@@ -59,7 +59,7 @@ int quant_expect(const struct quant_search *s, const struct tensor *t, const cha
         t->n_dims > 0 ? (long long)t->dims[0] : 0LL, (long long)rows, (long long)cols);
 }
 
-/* Is there a tensor that says which group each input is of? packed_check_order() comes later. */
+/* Is there a tensor that says which group each input is of? quant_check_order() comes later. */
 static bool packed_says_order(const struct quant_part *p)
 {
     const struct tensor *order = p->beside[ORDER];
@@ -102,9 +102,7 @@ int quant_expect_scales(const struct quant_search *s, struct quant_part *p, cons
     return ERR_OK;
 }
 
-/* The groups of inputs as a tensor [inputs] says; every number must be a group. A tensor that
- * begins with -1 was never filled in. */
-static int packed_check_order(const struct quant_search *s, struct quant_part *p)
+int quant_check_order(const struct quant_search *s, struct quant_part *p)
 {
     const struct tensor *t = p->beside[ORDER];
 
@@ -124,7 +122,7 @@ static int packed_check_order(const struct quant_search *s, struct quant_part *p
     return ERR_OK;
 }
 
-static int packed_group(const struct quant_part *p, int col)
+int quant_group(const struct quant_part *p, int col)
 {
     if (p->beside[ORDER] != NULL)
         return (int)quant_word(p->beside[ORDER]->data, (size_t)col);
@@ -260,7 +258,7 @@ int quant_check_gptq(const struct quant_search *s, struct quant_part *p)
     if (rc == ERR_OK)
         rc = quant_expect(s, zeros, "I32", p->n_groups, packed_words(s->rows, p->bits));
     if (rc == ERR_OK)
-        rc = packed_check_order(s, p);
+        rc = quant_check_order(s, p);
     return rc;
 }
 
@@ -273,7 +271,7 @@ static void gptq_values(float *out, const struct quant_part *p, const uint8_t *b
     uint32_t mask = (1U << p->bits) - 1;
 
     for (int k = 0; k < p->cols; k++) {
-        size_t group = (size_t)packed_group(p, k);
+        size_t group = (size_t)quant_group(p, k);
 
         for (int r = 0; r < n; r++) {
             size_t row = (size_t)(first + r);
@@ -350,7 +348,7 @@ int quant_check_packed(const struct quant_search *s, struct quant_part *p)
     if (rc == ERR_OK && zeros != NULL && p->n_groups == 0)
         rc = quant_fail(s, ERR_UNSUPPORTED, zeros, "is not read with a single scale");
     if (rc == ERR_OK)
-        rc = packed_check_order(s, p);
+        rc = quant_check_order(s, p);
     return rc;
 }
 
@@ -367,7 +365,7 @@ void quant_values_packed(float *out, const struct quant_part *p, const uint8_t *
         size_t row = (size_t)(first + r);
 
         for (int k = 0; k < p->cols; k++) {
-            size_t group = (size_t)packed_group(p, k);
+            size_t group = (size_t)quant_group(p, k);
             int q = (int)packed_element(bytes, (size_t)k, p->bits, 1), zero = middle;
 
             if (zeros != NULL)
@@ -392,7 +390,7 @@ int quant_check_int8(const struct quant_search *s, struct quant_part *p)
          memcmp(zeros->dims, scales->dims, (size_t)zeros->n_dims * sizeof zeros->dims[0]) != 0))
         rc = quant_fail(s, ERR_INVALID, zeros, "must be I8, in the shape of the scales");
     if (rc == ERR_OK)
-        rc = packed_check_order(s, p);
+        rc = quant_check_order(s, p);
     return rc;
 }
 
@@ -405,7 +403,7 @@ void quant_values_int8(float *out, const struct quant_part *p, const uint8_t *by
         size_t groups = (size_t)(first + r) * (size_t)p->n_groups;
 
         for (int k = 0; k < p->cols; k++) {
-            size_t group = groups + (size_t)packed_group(p, k);
+            size_t group = groups + (size_t)quant_group(p, k);
             int zero = zeros != NULL ? (int8_t)zeros->data[group] : 0;
 
             *out++ = (float)((int8_t)*bytes++ - zero) * quant_number(scales, group);

@@ -36,6 +36,13 @@ int quant_expect(const struct quant_search *s, const struct tensor *t, const cha
 int quant_expect_scales(const struct quant_search *s, struct quant_part *p, const struct tensor *t,
                         int64_t rows, int64_t n_groups) ERR_CHECKED;
 
+/* beside[QUANT_ORDER] may be a tensor [inputs] that says which group each input is of. Every number
+ * must be a group; a tensor that begins with -1 was never filled in, and is forgotten. The group of
+ * an input is that, or the one of its place. */
+#define QUANT_ORDER 2
+int quant_check_order(const struct quant_search *s, struct quant_part *p) ERR_CHECKED;
+int quant_group(const struct quant_part *p, int col);
+
 /* A little-endian 32-bit word of a tensor. */
 uint32_t quant_word(const uint8_t *bytes, size_t i);
 
@@ -101,6 +108,9 @@ bool quant_rounds_inputs(const struct json *config);
 /* The bits of elements and the sizes of groups that a quantization_config of whole numbers
  * names. */
 void quant_read_sizes(struct quant_config *out, const struct json *config);
+
+/* Which matrices are in which format, as quantized_layers or config_groups name them. */
+void quant_read_mix(struct quant_mix *out, const struct json *config);
 
 /* The packed format of random weights that a quantization_config describes; plain if none. */
 struct k_format quant_packed_config(const struct json *config);

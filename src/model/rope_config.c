@@ -34,6 +34,18 @@ static double rope_config_yarn_scale(double factor, double by)
     return 0.1 * by * log(factor) + 1.0;
 }
 
+/* A number, null or nothing. */
+static void rope_config_check_number(struct config_source *s, const struct json *p,
+                                     const char *field)
+{
+    const struct json *value = json_get(p, field);
+
+    if (value == NULL || value->kind == JSON_NULL || json_is_number(value))
+        return;
+    log_error("model: %s: %s must be a number", s->name, field);
+    source_fail(s, ERR_INVALID);
+}
+
 /* mscale and mscale_all_dim are DeepSeek's variant: the ratio of two corrections. */
 static void rope_config_read_yarn(struct rope *r, struct config_source *s, const struct json *p,
                                   int len_max)
@@ -41,6 +53,8 @@ static void rope_config_read_yarn(struct rope *r, struct config_source *s, const
     const struct json *mscale = json_get(p, "mscale"), *all = json_get(p, "mscale_all_dim");
     double scale = rope_config_yarn_scale(r->factor, 1.0);
 
+    rope_config_check_number(s, p, "mscale");
+    rope_config_check_number(s, p, "mscale_all_dim");
     r->original_len = source_positive(s, p, "original_max_position_embeddings", len_max);
     r->beta_fast = source_positive(s, p, "beta_fast", 32.0);
     r->beta_slow = source_positive(s, p, "beta_slow", 1.0);

@@ -186,6 +186,23 @@ static void gguf_folder_read_settings(struct gguf_vocab *v)
     (void)gguf_flag(v->g, "tokenizer.ggml.add_space_prefix", &v->adds_space);
 }
 
+/* Are the switches flags, if they are there? As defaults they would make other ids. */
+static bool gguf_folder_are_flags(const struct gguf *g, char *why, size_t why_cap)
+{
+    static const char *const keys[] = {"tokenizer.ggml.add_bos_token",
+                                       "tokenizer.ggml.add_eos_token",
+                                       "tokenizer.ggml.add_space_prefix"};
+    bool flag;
+
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+        if (gguf_find(g, keys[i]) != NULL && !gguf_flag(g, keys[i], &flag)) {
+            (void)snprintf(why, why_cap, "%s must be a flag", keys[i]);
+            return false;
+        }
+    }
+    return true;
+}
+
 static int gguf_folder_open_vocab(struct gguf_vocab *v, const struct gguf *g, char *why,
                                   size_t why_cap)
 {
@@ -214,6 +231,8 @@ static int gguf_folder_open_vocab(struct gguf_vocab *v, const struct gguf *g, ch
         (void)snprintf(why, why_cap, "tokenizer.ggml.scores are missing or fewer than tokens");
         return ERR_CORRUPT;
     }
+    if (!gguf_folder_are_flags(g, why, why_cap))
+        return ERR_CORRUPT;
     gguf_folder_read_settings(v);
     return ERR_OK;
 }

@@ -237,19 +237,26 @@ def fp8(rng, w):
         q.float().numpy() * s
 
 
-def e4m3(rng, w, group, powers=False):
-    """Scales of groups within a row; with powers of two as exponents it is MXFP8."""
+def e4m3(rng, w, group, powers=False, act=False):
+    """Scales of groups within a row; with powers of two as exponents it is MXFP8. act: the groups'
+    columns are anywhere."""
     n, k = w.shape
-    most = np.abs(w).reshape(n, k // group, group).max(2) / 448
+    order = np.arange(k) // group
+    if act:
+        rng.shuffle(order)
+    most = np.stack([np.abs(w[:, order == g]).max(1) for g in range(k // group)], 1) / 448
     if powers:
         e = np.ceil(np.log2(most)).astype(np.int64) + 127
         s, stored = np.exp2(e - 127.0).astype(np.float32), torch.from_numpy(e.astype(np.uint8))
     else:
         stored = torch.from_numpy(most).bfloat16()
         s = stored.float().numpy()
-    wide = np.repeat(s, group, 1)
+    wide = s[:, order]
     q = torch.from_numpy(w / wide).to(torch.float8_e4m3fn)
-    return {"weight": q, "weight_scale": stored}, q.float().numpy() * wide
+    tensors = {"weight": q, "weight_scale": stored}
+    if act:
+        tensors["weight_g_idx"] = torch.from_numpy(order.astype(np.int32))
+    return tensors, q.float().numpy() * wide
 
 
 def ct(name, **more):
@@ -281,6 +288,8 @@ MATRICES = {
                      {"group": 128}),
     "ct-fp8-groups": (ct("float-quantized", num_bits=8, type="float", strategy="group",
                          group_size=32), e4m3, {"group": 32}),
+    "ct-fp8-order": (ct("float-quantized", num_bits=8, type="float", strategy="group",
+                        group_size=32, actorder="group"), e4m3, {"group": 32, "act": True}),
     "ct-mxfp8": (ct("mxfp8-quantized", num_bits=8, type="float", strategy="group", group_size=32),
                  e4m3, {"group": 32, "powers": True}),
     "modelopt-nvfp4": ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, nvfp4,

@@ -5,6 +5,8 @@
  * refused with one line. Method: small models of random blocks, written here; on the cpu device the
  * bits of the logits must be equal. (Values of blocks: tests/unit/kernels/test_format.c; heads of
  * files: tests/unit/base/test_gguf.c; families: test_golden.c.) */
+#include <fcntl.h>
+#include <math.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -489,6 +491,24 @@ static void test_latents(void)
     }
 }
 
+/* Is the file refused, with this in the line that says it? */
+static bool refused_with(const char *path, const char *words)
+{
+    char line[600] = "", said[300];
+    int old = dup(STDERR_FILENO), fd, rc;
+    ssize_t n;
+
+    snprintf(said, sizeof said, "%s/said", root);
+    fd = open(said, O_RDWR | O_CREAT | O_TRUNC, 0600);
+    if (old == -1 || fd == -1 || dup2(fd, STDERR_FILENO) == -1)
+        return false;
+    (void)logits_of(path, 1, &rc);
+    (void)dup2(old, STDERR_FILENO);
+    n = pread(fd, line, sizeof line - 1, 0);
+    (void)close(old), (void)close(fd), (void)unlink(said);
+    return rc != ERR_OK && n > 0 && strstr(line, words) != NULL;
+}
+
 /* What cannot be computed is refused. */
 static void test_refused(void)
 {
@@ -500,6 +520,10 @@ static void test_refused(void)
         {"experts", "general.architecture", "llama", "llama.expert_count", ERR_UNSUPPORTED},
         {"a scaling", "llama.rope.scaling.type", "unheard-of", NULL, ERR_UNSUPPORTED},
         {"a missing setting", "general.architecture", "qwen2", NULL, ERR_INVALID},
+        {"a number as a scaling", "general.architecture", "llama", "llama.rope.scaling.type",
+         ERR_INVALID},
+        {"a text as a flag", "llama.use_parallel_residual", "yes", NULL, ERR_INVALID},
+        {"a text as a number", "llama.rope.freq_base", "10000", NULL, ERR_INVALID},
     };
     struct file twin = {.n_tensors = 0};
     const uint8_t zeros[66 * VOCAB] = {0};
@@ -517,6 +541,16 @@ static void test_refused(void)
         add_matrix(&f, &twin, "token_embd.weight", NULL, VOCAB, DIM);
         finish(&f, path);
         ok(logits_of(path, 1, &rc) == NULL && rc == wrong[i].rc, "%s is refused", wrong[i].what);
+    }
+    for (int i = 0; i < 2; i++) {
+        struct file f = {.n_tensors = 0};
+
+        set_float(&f, "llama.rope.freq_base", i == 0 ? NAN : INFINITY);
+        add_settings(&f);
+        add_matrix(&f, &twin, "token_embd.weight", NULL, VOCAB, DIM);
+        finish(&f, path);
+        ok(refused_with(path, "llama.rope.freq_base must be a number"), "%g is refused by name",
+           (double)(i == 0 ? NAN : INFINITY));
     }
     add_settings(&twin); /* a type that is known, and not read */
     add(&twin,

@@ -41,7 +41,7 @@ STORY = " ".join("The %s fox carried lantern number %d over the old bridge." % (
 # Lengths and counts of a thorough run, `tools/check --long`, or of one of minutes.
 LONG = os.environ.get("QUIRE_TEST_LONG") == "1"
 # Tests run beside each other: two threads of an engine would wait for each other more than work.
-CPU_THREADS = "2" if LONG else "1"
+CPU_THREADS = os.environ.get("QUIRE_TEST_THREADS", "2" if LONG else "1")
 WAIT_S = 30  # for anything that should come at once; a loaded machine may take long
 
 _libc = ctypes.CDLL(None, use_errno=True)

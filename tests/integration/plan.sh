@@ -51,6 +51,27 @@ awk '$1 == 2 && $2 == "as" {exit !($5 > 125 && $5 < 140)}' <<<"$out"
 check $? "two stages have the weights of one model"
 grep -q "^the smallest that works: 2 GPUs" <<<"$out"
 check $? "and work on two GPUs"
+# ModelOpt's mix: MLPs of NVFP4 and attention of FP8 in one half of the layers, MLPs of FP8 and plain
+# attention in the other: 16 x (41.9 M x (1 + 2) + 176.2 M x (9/16 + 1)) + 2.1 G bytes
+mixed=$(mktemp -d)
+python3 - "$shapes/llama-3.1-8b/config.json" >"$mixed/config.json" <<'END'
+import json, sys
+config = json.load(open(sys.argv[1], encoding="utf-8"))
+layers = {}
+for i in range(32):
+    for name in ("gate_proj", "up_proj", "down_proj"):
+        layers["model.layers.%d.mlp.%s" % (i, name)] = {"quant_algo": "NVFP4" if i < 16 else "FP8"}
+    for name in "qkvo" if i < 16 else "":
+        layers["model.layers.%d.self_attn.%s_proj" % (i, name)] = {"quant_algo": "FP8"}
+config["quantization_config"] = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION",
+                                 "quantized_layers": layers}
+json.dump(config, sys.stdout)
+END
+read -r weights work kv <<<"$("$quire" plan "$mixed" --max-model-len 4096 --len 2048 |
+    sed -n "s/^1  *as the folder  *//p" | awk '{print $1, $2, $3}')"
+awk -v got="$weights" 'BEGIN {exit !(got * 1024 > 8000 && got * 1024 < 8300)}'
+check $? "8B in a mix of FP8 and NVFP4, weights: $weights GiB of 7.9"
+rm -rf "$mixed"
 for args in "" "/nowhere" "$shapes/llama-3.1-8b --card x" "$shapes/llama-3.1-8b --len 0" \
     "$shapes/llama-3.1-8b --len 200000" "$shapes/llama-3.1-8b --no-such-thing 1"; do
     # shellcheck disable=SC2086 # words on purpose

@@ -3,6 +3,7 @@
  * Goal: each of several engines has a socket, files and GPUs that no other has, and a wrong number
  * is refused. Method: settings of every rank. */
 #include "base/log.h"
+#include "base/mem.h"
 #include "engine/replica.h"
 #include "tests/tap.h"
 
@@ -43,6 +44,9 @@ int main(void)
         is_int(replica_first_gpu(&s), 2 * rank, "its first GPU");
         s.pipeline_parallel_size = 3;
         is_int(replica_first_gpu(&s), 6 * rank, "behind all stages of the others");
+        mem_free((char *)(uintptr_t)s.engine_socket), mem_free((char *)(uintptr_t)s.kv_host_file);
+        if (rank == 2)
+            mem_free((char *)(uintptr_t)s.kv_store_dir);
     }
     s = settings_of(3, 3);
     is_int(replica_take(&s), ERR_INVALID, "the fourth of three is refused");

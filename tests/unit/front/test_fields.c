@@ -431,6 +431,7 @@ static void test_values(struct arena *arena)
     ok(f.n_stops == 2 && x.n_stops == 2 && f.stops[1].len == 1, "stop strings");
     is_text(x.stop_texts[0].text, "ab", "the first of them");
     ok(x.token_rules.n_stop_ids == 2 && x.token_rules.stop_ids[1] == 6, "stop ids");
+    arena_reset(&x.arena);
     must_ok(read_body("{\"top_k\":-1}", EXCHANGE_COMPLETION, arena, &f, &x, &param));
     is_int(f.request.generate.sampling.top_k, 0, "top_k -1 is off");
     must_ok(read_body("{\"max_completion_tokens\":3,\"max_tokens\":9}", EXCHANGE_CHAT, arena, &f,
@@ -546,6 +547,7 @@ static void test_stop_limits(struct arena *arena)
         buf_add_text(&b, "]}");
         is_int(read_body(b.bytes, EXCHANGE_CHAT, arena, &f, &x, &param),
                extra == 0 ? ERR_OK : ERR_INVALID, "%d stop strings", 32 + extra);
+        arena_reset(&x.arena);
         buf_clear(&b);
         buf_add_text(&b, "{\"stop\":\"");
         for (int i = 0; i < DETOK_STOP_BYTES_MAX + extra; i++)
@@ -554,6 +556,7 @@ static void test_stop_limits(struct arena *arena)
         is_int(read_body(b.bytes, EXCHANGE_CHAT, arena, &f, &x, &param),
                extra == 0 ? ERR_OK : ERR_INVALID, "a stop string of %d bytes",
                DETOK_STOP_BYTES_MAX + extra);
+        arena_reset(&x.arena);
     }
     buf_fini(&b);
 }

@@ -361,7 +361,7 @@ static void test_kill(void)
                 (void)host_poll(h, &(uint64_t){0}, &(bool){false});
             }
         }
-        usleep((useconds_t)(1000 + rand() % 30000));
+        usleep((useconds_t)(1000 + rand() % 30000) * TAP_SLOWER);
         (void)kill(child, SIGKILL);
         (void)waitpid(child, NULL, 0);
         must_ok(open_tier(&h, 16, 1));

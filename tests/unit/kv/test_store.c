@@ -549,7 +549,7 @@ static void test_kill(void)
             for (int i = 0;; i++) /* until killed */
                 save(st, i % 5, i / 5 % 10);
         }
-        clock_sleep_us(20000 + (uint64_t)round * 3791);
+        clock_sleep_us((20000 + (uint64_t)round * 3791) * TAP_SLOWER);
         (void)kill(pid, SIGKILL);
         (void)waitpid(pid, NULL, 0);
         if (open_store(&st, 30 * 16384, 1) != ERR_OK)
