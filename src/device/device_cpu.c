@@ -31,6 +31,11 @@
 #define ROWS_EXPANDED 16
 #define ROUND_A_TASK  8 /* rows that a task rounds */
 #define ALIGN         64
+#ifdef __SANITIZE_ADDRESS__
+#define WEIGHTS_BYTES ((size_t)0) /* each matrix by itself, so that its ends are watched */
+#else
+#define WEIGHTS_BYTES ((size_t)32 << 20)
+#endif
 
 /* --- memory ---------------------------------------------------------------------------- */
 
@@ -64,7 +69,9 @@ static void *cpu_alloc(struct device *d, size_t bytes)
     }
     cpu->allocs[cpu->n_allocs++] = memory;
     d->allocated_bytes += bytes;
-    return memory + (ALIGN - (uintptr_t)memory % ALIGN);
+    memory += ALIGN - (uintptr_t)memory % ALIGN;
+    cpu_sleep_advise(memory, bytes);
+    return memory;
 }
 
 /* Reserves addresses; later allocations come from them. */
@@ -73,7 +80,30 @@ static int cpu_may_sleep(struct device *d)
     return cpu_sleep_init(&cpu_of(d)->sleep);
 }
 
-/* Allocate from a region. Without may_sleep() the regions do not exist, and this is cpu_alloc(). */
+/* Weights are small pieces of few large ones, because only those have huge pages. */
+static void *cpu_alloc_piece(struct device *d, size_t bytes)
+{
+    struct cpu *cpu = cpu_of(d);
+    size_t room = (bytes + ALIGN - 1) / ALIGN * ALIGN;
+    char *memory;
+
+    if (bytes > WEIGHTS_BYTES / 4)
+        return cpu_alloc(d, bytes);
+    if (room > cpu->weights_left) {
+        cpu->weights_left = 0;
+        if ((cpu->weights = cpu_alloc(d, WEIGHTS_BYTES)) == NULL)
+            return NULL;
+        d->allocated_bytes -= WEIGHTS_BYTES; /* each piece counts for itself */
+        cpu->weights_left = WEIGHTS_BYTES;
+    }
+    memory = cpu->weights;
+    cpu->weights += room;
+    cpu->weights_left -= room;
+    d->allocated_bytes += bytes;
+    return memory;
+}
+
+/* Allocate from a region. Without may_sleep() the regions do not exist. */
 static void *cpu_alloc_in(struct device *d, struct cpu_region *r, size_t bytes)
 {
     void *memory;
@@ -93,7 +123,9 @@ static void *cpu_alloc_in(struct device *d, struct cpu_region *r, size_t bytes)
 static void *cpu_alloc_constant(struct device *d, size_t bytes)
 {
     size_t before = d->sleeping_bytes;
-    void *memory = cpu_alloc_in(d, &cpu_of(d)->sleep.constant, bytes);
+    struct cpu_region *region = &cpu_of(d)->sleep.constant;
+    void *memory =
+        region->base == NULL ? cpu_alloc_piece(d, bytes) : cpu_alloc_in(d, region, bytes);
 
     d->constant_bytes += d->sleeping_bytes - before;
     return memory;
