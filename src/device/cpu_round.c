@@ -315,14 +315,15 @@ INLINED void round_read_k_scales(struct round_k_scales *to, const uint8_t *const
 #pragma GCC pop_options
 
 #pragma GCC push_options
-#pragma GCC target(                                                                                \
+#pragma GCC target( \
     "avx2,fma,f16c,avx512f,avx512vl,avx512bw,avx512dq,avx512vnni,prefer-vector-width=512")
 #include "device/cpu_round_avx512.h"
 #pragma GCC pop_options
 #endif
 
-static const struct cpu_round round_plain = {
-    .name = "generic", .rows = round_rows_plain, .matmul = round_matmul_plain};
+static const struct cpu_round round_plain = {.name = "generic",
+                                             .rows = round_rows_plain,
+                                             .matmul = round_matmul_plain};
 
 bool cpu_round_reads(enum k_type type)
 {

@@ -8,12 +8,12 @@ INLINED __m256 avx2_halves(const uint8_t *const *rows, size_t at)
 {
     __m128i all = _mm_setzero_si128();
 
-#define HALF_OF(j)                                                                                 \
-    do {                                                                                           \
-        uint16_t half;                                                                             \
-                                                                                                   \
-        memcpy(&half, rows[j] + at, sizeof half);                                                  \
-        all = _mm_insert_epi16(all, half, j);                                                      \
+#define HALF_OF(j)                                \
+    do {                                          \
+        uint16_t half;                            \
+                                                  \
+        memcpy(&half, rows[j] + at, sizeof half); \
+        all = _mm_insert_epi16(all, half, j);     \
     } while (0)
     HALF_OF(0);
     HALF_OF(1);
@@ -125,8 +125,7 @@ INLINED __m256 avx2_scales(__m256 *least, const uint8_t *const *at, const struct
 {
     *least = _mm256_setzero_ps();
     if (type == K_Q4_K || type == K_Q5_K) {
-        *least = _mm256_xor_ps(_mm256_mul_ps(d[1], avx2_bytes(k->least[b])),
-                               _mm256_set1_ps(-0.0f));
+        *least = _mm256_xor_ps(_mm256_mul_ps(d[1], avx2_bytes(k->least[b])), _mm256_set1_ps(-0.0f));
         return _mm256_mul_ps(d[0], avx2_bytes(k->scales[b]));
     }
     if (type == K_Q6_K)
@@ -173,8 +172,7 @@ INLINED void avx2_tile(const struct cpu_rounded *r, int row, int out, const enum
             scales = _mm256_mul_ps(scales, _mm256_cvtepi32_ps(avx2_fold(dots)));
             *sum = _mm256_add_ps(*sum, scales);
             if (round_has_least(type))
-                *sum = _mm256_add_ps(
-                    *sum, _mm256_mul_ps(least, _mm256_set1_ps(x.sums[first + b])));
+                *sum = _mm256_add_ps(*sum, _mm256_mul_ps(least, _mm256_set1_ps(x.sums[first + b])));
         }
         for (int j = 0; j < OUTS; j++)
             at[j] += k_type_block_bytes(type);
@@ -214,5 +212,6 @@ static void round_rows_avx2(uint8_t *to, const float *x, int n, int n_in)
     round_rows(to, x, n, n_in);
 }
 
-static const struct cpu_round round_avx2 = {
-    .name = "AVX2", .rows = round_rows_avx2, .matmul = round_matmul_avx2};
+static const struct cpu_round round_avx2 = {.name = "AVX2",
+                                            .rows = round_rows_avx2,
+                                            .matmul = round_matmul_avx2};

@@ -184,8 +184,7 @@ INLINED void avx512_read_256(struct avx512_weights *w, int p, const enum k_type 
     if (p % 4 == 0) {
         for (int j = 0; p > 0 && j < OUTS; j++)
             w->at[j] += k_type_block_bytes(type);
-        w->d = avx512_of_outputs(
-            _mm256_cvtph_ps(avx512_eight(w->at, type == K_Q6_K ? 208 : 0)));
+        w->d = avx512_of_outputs(_mm256_cvtph_ps(avx512_eight(w->at, type == K_Q6_K ? 208 : 0)));
         if (type != K_Q6_K) {
             w->dmin = avx512_of_outputs(_mm256_cvtph_ps(avx512_eight(w->at, 2)));
             round_read_k_scales(&w->k, w->at);
@@ -213,11 +212,9 @@ INLINED void avx512_add(__m512 *sum, const struct avx512_weights *w, const struc
     for (int j = 0; j < OUTS; j++) {
         dots[j] = _mm512_dpbusd_epi32(begin, w->codes[j], q);
         if (type == K_Q6_K)
-            dots[j] = _mm512_mullo_epi32(dots[j],
-                                         avx512_four_scales(w->at[j] + 192 + p % 4 * 4));
+            dots[j] = _mm512_mullo_epi32(dots[j], avx512_four_scales(w->at[j] + 192 + p % 4 * 4));
     }
-    *sum = _mm512_add_ps(*sum,
-                         _mm512_mul_ps(scales, _mm512_cvtepi32_ps(avx512_fold(dots))));
+    *sum = _mm512_add_ps(*sum, _mm512_mul_ps(scales, _mm512_cvtepi32_ps(avx512_fold(dots))));
     if (round_has_least(type))
         *sum = _mm512_add_ps(*sum, _mm512_mul_ps(w->least, avx512_of_blocks(x->sums + 2 * p)));
 }
@@ -251,10 +248,10 @@ INLINED void avx512_tile(const struct cpu_rounded *r, int row, int out, const in
             avx512_add(&sums[i], &w, &x[i], p, type);
     }
     for (int i = 0; i < rows; i++) {
-        __m128 low = _mm_add_ps(_mm512_extractf32x4_ps(sums[i], 0),
-                                _mm512_extractf32x4_ps(sums[i], 1));
-        __m128 high = _mm_add_ps(_mm512_extractf32x4_ps(sums[i], 2),
-                                 _mm512_extractf32x4_ps(sums[i], 3));
+        __m128 low =
+            _mm_add_ps(_mm512_extractf32x4_ps(sums[i], 0), _mm512_extractf32x4_ps(sums[i], 1));
+        __m128 high =
+            _mm_add_ps(_mm512_extractf32x4_ps(sums[i], 2), _mm512_extractf32x4_ps(sums[i], 3));
         float results[OUTS];
 
         _mm_storeu_ps(results, low);
@@ -298,5 +295,6 @@ static void round_rows_avx512(uint8_t *to, const float *x, int n, int n_in)
     round_rows(to, x, n, n_in);
 }
 
-static const struct cpu_round round_avx512 = {
-    .name = "AVX-512 VNNI", .rows = round_rows_avx512, .matmul = round_matmul_avx512};
+static const struct cpu_round round_avx512 = {.name = "AVX-512 VNNI",
+                                              .rows = round_rows_avx512,
+                                              .matmul = round_matmul_avx512};

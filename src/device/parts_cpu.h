@@ -74,8 +74,8 @@ struct cpu {
     int rank;
     struct cpu_stages *stages; /* NULL: this device has all layers */
     int idx;                   /* among the devices of all stages */
-    char *weights;       /* the rest of the last piece of memory for weights */
-    size_t weights_left; /* bytes */
+    char *weights;             /* the rest of the last piece of memory for weights */
+    size_t weights_left;       /* bytes */
     int n_allocs;
     void *allocs[CPU_ALLOCS_MAX];
 };

@@ -513,7 +513,7 @@ static int model_alloc_rank_pages(struct rank *r, void *context)
 }
 
 /* Everything that decides the bits of a page: layout, config, KV type, page size, rounding of
- * weights, number of ranks, and the weights' digest. Pages in the host tier and the store are used
+ * weights and inputs, number of ranks, and the weights' digest. Pages in the host tier and the store are used
  * again only under an equal fingerprint. */
 static void model_set_fingerprint(struct model *m)
 {
@@ -530,6 +530,9 @@ static void model_set_fingerprint(struct model *m)
                  !k_format_is_plain(&m->layers) ? ", weights rounded to e4m3" : "");
     if (m->plan.bf16_states)
         n += snprintf(text + n, sizeof text - (size_t)n, ", states bf16");
+    if (m->rounds_inputs && !m->device->is_gpu &&
+        weights_have_blocks(&m->ranks.at[0].weights, m->plan.n_layers))
+        n += snprintf(text + n, sizeof text - (size_t)n, ", inputs int8");
     if (m->ranks.n_parts > 1)
         n += snprintf(text + n, sizeof text - (size_t)n, ", %d ranks%s", m->ranks.n_parts,
                       m->has_whole_experts ? " with whole experts" : "");
