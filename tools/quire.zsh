@@ -10,7 +10,7 @@ case $CURRENT,${words[2]-} in
             --admin-key-file --api-key --cache-per-key --chat-template
             --chat-template-content-format --client-priority-min --client-retention-max
             --client-special-tokens --client-stall-s --concurrency --config --convert
-            --cpu-kv-bytes --cpu-threads --data-parallel-rank --data-parallel-size
+            --cpu-inputs --cpu-kv-bytes --cpu-threads --data-parallel-rank --data-parallel-size
             --default-chat-template-kwargs --device --disable-custom-all-reduce
             --drain-timeout-s --enable-expert-parallel --enable-force-include-usage
             --enable-lora --enable-prefix-caching --engine-socket --engine-wait-ms
@@ -37,7 +37,7 @@ case $CURRENT,${words[2]-} in
             --admin-key-file --api-key --backend --base-url --burstiness --cache-per-key
             --chat-template --chat-template-content-format --client-priority-min
             --client-retention-max --client-special-tokens --client-stall-s --config --convert
-            --cpu-kv-bytes --cpu-threads --data-parallel-rank --data-parallel-size
+            --cpu-inputs --cpu-kv-bytes --cpu-threads --data-parallel-rank --data-parallel-size
             --dataset-name --dataset-path --default-chat-template-kwargs --device
             --disable-custom-all-reduce --drafts --drain-timeout-s --enable-expert-parallel
             --enable-force-include-usage --enable-lora --enable-prefix-caching --endpoint
@@ -83,7 +83,7 @@ case $CURRENT,${words[2]-} in
         words_of_command="
             --admin-key-file --cache-per-key --chat-template --chat-template-content-format
             --client-priority-min --client-retention-max --client-special-tokens
-            --client-stall-s --config --convert --cpu-kv-bytes --cpu-threads
+            --client-stall-s --config --convert --cpu-inputs --cpu-kv-bytes --cpu-threads
             --data-parallel-rank --data-parallel-size --default-chat-template-kwargs --device
             --disable-custom-all-reduce --drain-timeout-s --enable-expert-parallel
             --enable-force-include-usage --enable-lora --enable-prefix-caching --engine-socket
@@ -115,8 +115,8 @@ case $CURRENT,${words[2]-} in
         words_of_command="
             --admin-key-file --cache-per-key --card --chat-template
             --chat-template-content-format --client-priority-min --client-retention-max
-            --client-special-tokens --client-stall-s --config --convert --cpu-kv-bytes
-            --cpu-threads --data-parallel-rank --data-parallel-size
+            --client-special-tokens --client-stall-s --config --convert --cpu-inputs
+            --cpu-kv-bytes --cpu-threads --data-parallel-rank --data-parallel-size
             --default-chat-template-kwargs --device --disable-custom-all-reduce
             --drain-timeout-s --enable-expert-parallel --enable-force-include-usage
             --enable-lora --enable-prefix-caching --engine-socket --engine-wait-ms
@@ -142,8 +142,8 @@ case $CURRENT,${words[2]-} in
         words_of_command="
             --admin-key-file --cache-per-key --calibrate --calibrate-tokens --chat-template
             --chat-template-content-format --client-priority-min --client-retention-max
-            --client-special-tokens --client-stall-s --config --convert --cpu-kv-bytes
-            --cpu-threads --data-parallel-rank --data-parallel-size
+            --client-special-tokens --client-stall-s --config --convert --cpu-inputs
+            --cpu-kv-bytes --cpu-threads --data-parallel-rank --data-parallel-size
             --default-chat-template-kwargs --device --disable-custom-all-reduce
             --drain-timeout-s --enable-expert-parallel --enable-force-include-usage
             --enable-lora --enable-prefix-caching --engine-socket --engine-wait-ms
@@ -170,7 +170,7 @@ case $CURRENT,${words[2]-} in
             --admin-key-file --allowed-origins --api-key --api-server-count --cache-per-key
             --chat-template --chat-template-content-format --client-priority-min
             --client-retention-max --client-special-tokens --client-stall-s --config --convert
-            --cpu-kv-bytes --cpu-threads --data-parallel-rank --data-parallel-size
+            --cpu-inputs --cpu-kv-bytes --cpu-threads --data-parallel-rank --data-parallel-size
             --default-chat-template-kwargs --device --disable-custom-all-reduce
             --drain-timeout-s --enable-expert-parallel --enable-force-include-usage
             --enable-log-requests --enable-lora --enable-prefix-caching --engine-socket

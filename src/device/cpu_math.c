@@ -164,7 +164,7 @@ static inline void six_bits(const uint8_t *s, int j, int *scale, int *least)
 #define WIDTH      16
 #define TILE_ROWS  4
 #define TILE_OUTS  4
-#define TILE_ONE   8
+#define TILE_ONE   4
 #define TILE_PAIR  8
 #define TILE_MIX   4
 #define TILE_MIX4  4

@@ -30,6 +30,9 @@ void cpu_sleep_fini(struct cpu_sleep *s); /* does nothing if all is zero except 
 /* Zeroed memory, 64-byte aligned; NULL (logged) if there is none. */
 void *cpu_sleep_alloc(struct cpu_region *r, size_t bytes);
 
+/* Ask the system for huge pages where memory, before its first use, has room for them. */
+void cpu_sleep_advise(void *memory, size_t bytes);
+
 int cpu_sleep_out(struct cpu_sleep *s) ERR_CHECKED; /* sleep() */
 int cpu_sleep_in(struct cpu_sleep *s) ERR_CHECKED;  /* wake() */
 

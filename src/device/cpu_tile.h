@@ -195,14 +195,16 @@ INLINED void block(float *y, const float *x, const struct cpu_matmul *m, int out
     float folded[TILE_ROWS * TILE_OUTS];
     int n_in = m->n_in, k = 0;
     const size_t step = (size_t)(LANES * k_type_block_bytes(type)) / (size_t)k_type_block(type);
+    size_t fetched = 0;
     bool is_first = x == m->x + (size_t)m->row_first * (size_t)n_in; /* of this tile's weights */
 
     for (int i = 0; i < rows * outs; i++)
         sum[i] = (lanes){0};
     for (size_t at = 0; k + LANES <= n_in; k += LANES, at += step) {
-        /* The next tile's weights: a processor's own guess ends with each short row. */
-        for (int j = 0; is_first && at % 64 < step && j < outs; j++)
-            __builtin_prefetch(next + (size_t)j * m->w_bytes + at);
+        /* The next tile's weights, from end to end: a processor's own guess ends with each short
+         * row. */
+        for (; is_first && fetched < (at + step) * (size_t)outs; fetched += 64)
+            __builtin_prefetch(next + fetched);
         for (int p = 0; p < PARTS; p++) {
             part b[TILE_ROWS * TILE_OUTS];
 
@@ -246,7 +248,9 @@ INLINED void matmul_rows(const struct cpu_matmul *m, int row_first, int row_last
     }
 }
 
-/* Few rows take more outputs a tile, so that enough sums run beside each other. */
+/* Few rows take more outputs a tile, so that enough sums run beside each other. One row is as fast
+ * as memory, and its weights and the next ones together should fit the L1 cache; bf16 is faster with
+ * fewer outputs still. */
 INLINED void matmul_as(const struct cpu_matmul *m, const enum k_type type)
 {
     int n = m->row_last - m->row_first, whole = m->row_last - n % TILE_ROWS, r = whole;
@@ -258,7 +262,7 @@ INLINED void matmul_as(const struct cpu_matmul *m, const enum k_type type)
         r += 2;
     }
     if (r < m->row_last)
-        matmul_rows(m, r, m->row_last, 1, TILE_ONE, type);
+        matmul_rows(m, r, m->row_last, 1, type == K_BF16_KEPT ? TILE_ONE / 2 : TILE_ONE, type);
 }
 
 static void TILE(matmul)(const struct cpu_matmul *m)
@@ -377,7 +381,8 @@ INLINED void dots(float *scores, size_t row_len, const float *const *q, const fl
 INLINED void scores_of(float *scores, size_t row_len, const float *const *q, const float *keys,
                        int n, int dim, const int n_q)
 {
-    const int keys_a_tile = TILE_SUMS / n_q < 8 ? TILE_SUMS / n_q : 8;
+    const int queries = n_q == 3 ? 4 : n_q; /* so that tiles of keys divide a page */
+    const int keys_a_tile = TILE_SUMS / queries < 8 ? TILE_SUMS / queries : 8;
     int i = 0;
 
     for (; i + keys_a_tile <= n; i += keys_a_tile)
@@ -393,6 +398,8 @@ static void TILE(scores)(float *scores, size_t row_len, const float *const *q, i
 
     for (; j + 4 <= n_q; j += 4)
         scores_of(scores + (size_t)j * row_len, row_len, q + j, keys, n, dim, 4);
+    for (; j + 3 <= n_q; j += 3)
+        scores_of(scores + (size_t)j * row_len, row_len, q + j, keys, n, dim, 3);
     for (; j + 2 <= n_q; j += 2)
         scores_of(scores + (size_t)j * row_len, row_len, q + j, keys, n, dim, 2);
     if (j < n_q)
@@ -518,6 +525,9 @@ static void TILE(mix)(float *const *out, int n_q, const float *weights, size_t r
 
     for (; j + 4 <= n_q; j += 4)
         mix_of(out + j, weights + (size_t)j * row_len, row_len, values, n, dim, stride, 4,
+               TILE_MIX4);
+    for (; j + 3 <= n_q; j += 3)
+        mix_of(out + j, weights + (size_t)j * row_len, row_len, values, n, dim, stride, 3,
                TILE_MIX4);
     for (; j < n_q; j++)
         mix_of(out + j, weights + (size_t)j * row_len, row_len, values, n, dim, stride, 1,

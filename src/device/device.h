@@ -65,6 +65,8 @@ struct device_limits {
                                                 * device, of a token, and the width of one; 0
                                                 * without any */
     int n_choices;    /* experts that a router chooses from: those of all ranks */
+    bool rounds;      /* the cpu device rounds inputs of products with weights of 4 to 8 bits to 8
+                       * bits (cpu_round.h) */
     bool codes;       /* some matrices multiply codes (k_format_reads_codes()) */
     bool packed;      /* some matrices are packed (k_format_is_packed()), or bytes by row */
     bool bytes;       /* some of these have elements of 8 bits */

@@ -29,7 +29,13 @@
 #define ROWS_A_TASK 128
 /* From so many rows on, weights of a task are made float32 once, and not for each row. */
 #define ROWS_EXPANDED 16
+#define ROUND_A_TASK  8 /* rows that a task rounds */
 #define ALIGN         64
+#ifdef __SANITIZE_ADDRESS__
+#define WEIGHTS_BYTES ((size_t)0) /* each matrix by itself, so that its ends are watched */
+#else
+#define WEIGHTS_BYTES ((size_t)32 << 20)
+#endif
 
 /* --- memory ---------------------------------------------------------------------------- */
 
@@ -63,7 +69,9 @@ static void *cpu_alloc(struct device *d, size_t bytes)
     }
     cpu->allocs[cpu->n_allocs++] = memory;
     d->allocated_bytes += bytes;
-    return memory + (ALIGN - (uintptr_t)memory % ALIGN);
+    memory += ALIGN - (uintptr_t)memory % ALIGN;
+    cpu_sleep_advise(memory, bytes);
+    return memory;
 }
 
 /* Reserves addresses; later allocations come from them. */
@@ -72,7 +80,30 @@ static int cpu_may_sleep(struct device *d)
     return cpu_sleep_init(&cpu_of(d)->sleep);
 }
 
-/* Allocate from a region. Without may_sleep() the regions do not exist, and this is cpu_alloc(). */
+/* Weights are small pieces of few large ones, because only those have huge pages. */
+static void *cpu_alloc_piece(struct device *d, size_t bytes)
+{
+    struct cpu *cpu = cpu_of(d);
+    size_t room = (bytes + ALIGN - 1) / ALIGN * ALIGN;
+    char *memory;
+
+    if (bytes > WEIGHTS_BYTES / 4)
+        return cpu_alloc(d, bytes);
+    if (room > cpu->weights_left) {
+        cpu->weights_left = 0;
+        if ((cpu->weights = cpu_alloc(d, WEIGHTS_BYTES)) == NULL)
+            return NULL;
+        d->allocated_bytes -= WEIGHTS_BYTES; /* each piece counts for itself */
+        cpu->weights_left = WEIGHTS_BYTES;
+    }
+    memory = cpu->weights;
+    cpu->weights += room;
+    cpu->weights_left -= room;
+    d->allocated_bytes += bytes;
+    return memory;
+}
+
+/* Allocate from a region. Without may_sleep() the regions do not exist. */
 static void *cpu_alloc_in(struct device *d, struct cpu_region *r, size_t bytes)
 {
     void *memory;
@@ -92,7 +123,9 @@ static void *cpu_alloc_in(struct device *d, struct cpu_region *r, size_t bytes)
 static void *cpu_alloc_constant(struct device *d, size_t bytes)
 {
     size_t before = d->sleeping_bytes;
-    void *memory = cpu_alloc_in(d, &cpu_of(d)->sleep.constant, bytes);
+    struct cpu_region *region = &cpu_of(d)->sleep.constant;
+    void *memory =
+        region->base == NULL ? cpu_alloc_piece(d, bytes) : cpu_alloc_in(d, region, bytes);
 
     d->constant_bytes += d->sleeping_bytes - before;
     return memory;
@@ -334,6 +367,68 @@ static void cpu_matmul_task(void *arg, int task, int worker)
         job->math->matmul(&product);
 }
 
+/* A product with rounded inputs: the rows of a part of it. */
+struct round_job {
+    const struct cpu_round *round;
+    struct cpu_rounded r; /* ranges are filled in for each task */
+    uint8_t *rows;
+    const float *x;
+    int n, n_out_tasks;
+};
+
+static void cpu_round_task(void *arg, int task, int worker)
+{
+    const struct round_job *job = arg;
+    int first = task * ROUND_A_TASK, n_in = job->r.m.n_in;
+    int n = job->n - first < ROUND_A_TASK ? job->n - first : ROUND_A_TASK;
+
+    (void)worker;
+    job->round->rows(job->rows + (size_t)first * cpu_round_row_bytes(n_in),
+                     job->x + (size_t)first * (size_t)n_in, n, n_in);
+}
+
+/* As cpu_matmul_task(), of all rows. */
+static void cpu_rounded_task(void *arg, int task, int worker)
+{
+    const struct round_job *job = arg;
+    struct cpu_rounded product = job->r;
+    int end = (task + 1) * OUTS_A_TASK;
+
+    (void)worker;
+    product.m.out_first = task * OUTS_A_TASK;
+    product.m.out_last = end < product.m.n_out ? end : product.m.n_out;
+    product.m.row_last = job->n;
+    job->round->matmul(&product);
+}
+
+/* Rows that fit the memory for rounded ones; 0: the matrix is read with float32 inputs, whatever
+ * their number. */
+static int cpu_rounded_rows(const struct cpu *cpu, const struct k_matrix *w)
+{
+    size_t rows;
+
+    if (cpu->round == NULL || !cpu_round_reads(cpu_type_of(w)))
+        return 0;
+    rows = cpu->rounded_bytes / cpu_round_row_bytes(w->n_in);
+    return rows < ROWS_A_TASK ? (int)rows : ROWS_A_TASK;
+}
+
+/* y = product of n rows of x, a part of at most `at_once` rows after another. */
+static void cpu_multiply_rounded(struct cpu *cpu, const struct cpu_matmul *m, int n, int at_once)
+{
+    struct round_job job = {.round = cpu->round, .rows = cpu->rounded, .r.rows = cpu->rounded};
+
+    job.n_out_tasks = (m->n_out + OUTS_A_TASK - 1) / OUTS_A_TASK;
+    for (int first = 0; first < n; first += at_once) {
+        job.r.m = *m;
+        job.r.m.y = m->y + (size_t)first * (size_t)m->n_out;
+        job.x = m->x + (size_t)first * (size_t)m->n_in;
+        job.n = n - first < at_once ? n - first : at_once;
+        pool_run(cpu->pool, cpu_round_task, &job, (job.n + ROUND_A_TASK - 1) / ROUND_A_TASK);
+        pool_run(cpu->pool, cpu_rounded_task, &job, job.n_out_tasks);
+    }
+}
+
 /* A small product is computed by the caller, because waking threads costs more. */
 static void cpu_multiply(struct device *d, void *y, const struct device_rows *x,
                          const struct k_matrix *w, const void *bias, int n)
@@ -355,6 +450,10 @@ static void cpu_multiply(struct device *d, void *y, const struct device_rows *x,
                                 .n_out = w->n_out,
                                 .row_last = n,
                                 .out_last = w->n_out};
+    if (cpu_rounded_rows(cpu, w) > 0) {
+        cpu_multiply_rounded(cpu, &job.m, n, cpu_rounded_rows(cpu, w));
+        return;
+    }
     /* Waking threads takes longer than such a product. */
     if ((size_t)n * w->n_out * w->n_in < CPU_INLINE_WORK) {
         cpu->math->matmul(&job.m);
@@ -486,6 +585,21 @@ static int cpu_widest(const struct device_limits *limits)
     return widest;
 }
 
+/* Memory for rounded rows, also of matrices whose rows are some times as long as those of layers. */
+static int cpu_reserve_rounded(struct device *d, const struct device_limits *limits)
+{
+    struct cpu *cpu = cpu_of(d);
+    int n_in = (4 * cpu_widest(limits) + 31) / 32 * 32;
+    size_t rows = limits->n_tokens < ROWS_A_TASK ? (size_t)limits->n_tokens : ROWS_A_TASK;
+
+    cpu->rounded_bytes = rows * cpu_round_row_bytes(n_in);
+    cpu->rounded = cpu_alloc(d, cpu->rounded_bytes);
+    if (cpu->rounded == NULL)
+        return ERR_NO_MEMORY;
+    cpu->round = cpu_round_choose();
+    return ERR_OK;
+}
+
 /* Scratch memory of a thread holds the scores of a tile of queries, in rows that are rounded up
  * because cpu_math writes whole lanes, or the logits of one row. */
 static int cpu_reserve(struct device *d, const struct device_limits *limits)
@@ -507,6 +621,8 @@ static int cpu_reserve(struct device *d, const struct device_limits *limits)
     cpu->attn_blocks = cpu_alloc(d, (size_t)limits->n_tokens * sizeof *cpu->attn_blocks);
     if (cpu->scratch == NULL || cpu->wide == NULL || cpu->counts == NULL ||
         cpu->token_ids == NULL || cpu->attn_blocks == NULL)
+        return ERR_NO_MEMORY;
+    if (limits->rounds && cpu_reserve_rounded(d, limits) != ERR_OK)
         return ERR_NO_MEMORY;
     if (limits->n_experts > 0 && cpu_reserve_experts(d) != ERR_OK)
         return ERR_NO_MEMORY;

@@ -8,6 +8,7 @@
 
 #include "device/cpu_math.h"
 #include "device/cpu_ranks.h"
+#include "device/cpu_round.h"
 #include "device/cpu_sleep.h"
 #include "device/cpu_stages.h"
 #include "device/device.h"
@@ -43,6 +44,9 @@ struct cpu {
     struct device base; /* first */
     struct pool *pool;
     const struct cpu_math *math;
+    const struct cpu_round *round; /* NULL: inputs of products stay float32 */
+    uint8_t *rounded;              /* rounded rows of a product's inputs */
+    size_t rounded_bytes;
     const struct device_batch *batch; /* of the step that began last */
     float *scratch;                   /* float [threads][scratch_len]: scores, a row of logits */
     int32_t *counts;                  /* int32 [threads][n_vocab] */
@@ -70,6 +74,8 @@ struct cpu {
     int rank;
     struct cpu_stages *stages; /* NULL: this device has all layers */
     int idx;                   /* among the devices of all stages */
+    char *weights;             /* the rest of the last piece of memory for weights */
+    size_t weights_left;       /* bytes */
     int n_allocs;
     void *allocs[CPU_ALLOCS_MAX];
 };

@@ -54,7 +54,8 @@ static bool model_is_set(const char *option)
     return option != NULL && option[0] != '\0';
 }
 
-/* Choose the formats of weights and pages from the settings quantization and kv_cache_dtype. */
+/* Choose the formats of weights, pages and inputs from the settings quantization, kv_cache_dtype and
+ * cpu_inputs. */
 static int model_choose_types(struct model *m, const struct model_options *o)
 {
     const char *kv = model_is_set(o->kv_cache_dtype) ? o->kv_cache_dtype : "auto";
@@ -72,6 +73,11 @@ static int model_choose_types(struct model *m, const struct model_options *o)
         m->layers = k_format_by_row(is_int8 ? K_INT8 : K_E4M3);
     if (rounds_head)
         m->head = k_format_by_row(K_E4M3);
+    m->rounds_inputs = model_is_set(o->cpu_inputs) && strcmp(o->cpu_inputs, "int8") == 0;
+    if (model_is_set(o->cpu_inputs) && !m->rounds_inputs && strcmp(o->cpu_inputs, "float32") != 0) {
+        log_error("model: cpu_inputs \"%s\" is unknown; use int8 or float32", o->cpu_inputs);
+        return ERR_INVALID;
+    }
     /* K_BF16 means plain: float32 on the cpu device. */
     m->kv_type = K_BF16;
     if (strcmp(kv, "auto") == 0)
@@ -435,6 +441,7 @@ static struct device_limits model_rank_limits(struct model *m, const struct rank
         .dim = shape->dim,
         .ff_dim = widest.ff,
         .n_vocab = r->is_last && r->part == 0 ? shape->n_vocab : 0,
+        .rounds = m->rounds_inputs,
         .codes = r->weights.reads_codes,
         .packed = r->weights.is_packed,
         .bytes = r->weights.has_bytes,
@@ -506,7 +513,7 @@ static int model_alloc_rank_pages(struct rank *r, void *context)
 }
 
 /* Everything that decides the bits of a page: layout, config, KV type, page size, rounding of
- * weights, number of ranks, and the weights' digest. Pages in the host tier and the store are used
+ * weights and inputs, number of ranks, and the weights' digest. Pages in the host tier and the store are used
  * again only under an equal fingerprint. */
 static void model_set_fingerprint(struct model *m)
 {
@@ -523,6 +530,9 @@ static void model_set_fingerprint(struct model *m)
                  !k_format_is_plain(&m->layers) ? ", weights rounded to e4m3" : "");
     if (m->plan.bf16_states)
         n += snprintf(text + n, sizeof text - (size_t)n, ", states bf16");
+    if (m->rounds_inputs && !m->device->is_gpu &&
+        weights_have_blocks(&m->ranks.at[0].weights, m->plan.n_layers))
+        n += snprintf(text + n, sizeof text - (size_t)n, ", inputs int8");
     if (m->ranks.n_parts > 1)
         n += snprintf(text + n, sizeof text - (size_t)n, ", %d ranks%s", m->ranks.n_parts,
                       m->has_whole_experts ? " with whole experts" : "");

@@ -31,6 +31,8 @@ struct model_options {
     const char *kv_cache_dtype; /* NULL or "auto": the device's type; "fp8", "fp8_e4m3": e4m3 */
     const char *state_dtype;    /* of recurrent layers: NULL, "auto", "float32", "bfloat16" */
     const char *gemm_table;  /* table of measured matrix products; NULL or "": the installed one */
+    const char *cpu_inputs;  /* of the cpu device's products with blocks of 4 to 8 bits: NULL, "" or
+                              * "float32": as they are; "int8": rounded (device_limits.rounds) */
     int cpu_threads;         /* 0: one per core; shared among the ranks */
     int n_ranks;             /* devices that share each layer, 1 .. 16 (rank.h); 0: one */
     int n_stages;            /* runs of layers, each on n_ranks devices of its own; 0: one */

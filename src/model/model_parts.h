@@ -54,6 +54,7 @@ struct model {
     struct hf_config config;
     struct model_shape shape;
     bool has_whole_experts;       /* experts are divided among the ranks, not each of them */
+    bool rounds_inputs;           /* on the cpu device (cpu_inputs) */
     struct plan plan;             /* of one rank's part; equal on all ranks */
     struct cache cache;           /* of all stages; equal on all ranks of a stage */
     int n_under_way;              /* steps that have begun and not ended, 0 .. MODEL_STEPS_MAX */

@@ -22,6 +22,7 @@ struct model_options model_options_of(const struct settings *settings)
         .state_dtype = settings->mamba_ssm_cache_dtype,
         .gemm_table = settings->gemm_table,
         .cpu_threads = settings->cpu_threads,
+        .cpu_inputs = settings->cpu_inputs,
         .n_ranks = settings->tensor_parallel_size,
         .n_stages = settings->pipeline_parallel_size,
         .n_nodes = settings->nnodes,

@@ -17,6 +17,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/must.h"
+#include "device/cpu_round.h"
 #include "model/loader.h"
 #include "model/safetensors.h"
 #include "model/weights_parts.h"
@@ -880,6 +881,21 @@ int weights_load(const struct weights_ranks *ranks, const struct hf_config *c,
         ranks->at[0].weights->digest = hash_sha256("dummy", 5, NULL, 0);
     loader_fini(&loader);
     return rc;
+}
+
+bool weights_have_blocks(const struct weights *w, int n_layers)
+{
+    bool some = false;
+
+    for (int i = 0; i < n_layers; i++) {
+        const struct layer_weights *layer = &w->layers[i];
+        const struct k_matrix *all[] = {&layer->mixer_in, &layer->mixer_out, &layer->ffn_in,
+                                        &layer->down};
+
+        for (size_t k = 0; k < sizeof all / sizeof all[0]; k++)
+            some = some || (all[k]->n_out > 0 && cpu_round_reads(all[k]->format.elem));
+    }
+    return some;
 }
 
 /* Device memory is freed with the device. */

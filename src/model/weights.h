@@ -139,6 +139,10 @@ int weights_load(const struct weights_ranks *ranks, const struct hf_config *c,
                  const struct weights_source *from) ERR_CHECKED;
 void weights_fini(struct weights *w);
 
+/* Whether some matrices of n_layers layers are blocks that the cpu device multiplies with rounded
+ * inputs, if it rounds any. */
+bool weights_have_blocks(const struct weights *w, int n_layers);
+
 /* The rows of the output matrix of a model that pools. */
 struct pooling;
 int weights_pooling_rows(const struct pooling *p, int dim);

@@ -2,7 +2,7 @@
  *
  * Logits of the last positions of a text, all in one step. For gguf_live.py.
  *
- *   dump_rows MODEL DEVICE IDS N OUT
+ *   dump_rows MODEL DEVICE IDS N OUT [CPU_INPUTS]
  *
  * IDS holds int32 token ids, OUT gets float32 [N][n_vocab]. */
 #include <stdio.h>
@@ -21,6 +21,7 @@ int main(int argc, char **argv)
 {
     struct model_options o = {.dir = argc > 1 ? argv[1] : "",
                               .device = argc > 2 ? argv[2] : "",
+                              .cpu_inputs = argc > 6 ? argv[6] : NULL,
                               .page_tokens = 16,
                               .max_model_len = 1024,
                               .max_num_seqs = RUN_SEQS,
@@ -36,8 +37,8 @@ int main(int argc, char **argv)
     FILE *f;
     int n;
 
-    if (argc != 6)
-        die("MODEL DEVICE IDS N OUT");
+    if (argc != 6 && argc != 7)
+        die("MODEL DEVICE IDS N OUT [CPU_INPUTS]");
     n = atoi(argv[4]);
     if ((f = fopen(argv[3], "rb")) == NULL)
         die("no ids");

