@@ -136,8 +136,7 @@ static const struct {
     {"models_run", "the sockets are in a private folder"},
     {"listen", "nginx listens: use --host, --port or --uds"},
     {"data_parallel_rank", "this command starts all engines of --data-parallel-size"},
-    {"nnodes", "two hosts are served under systemd: see docs/operating.md"},
-    {"node_rank", "two hosts are served under systemd: see docs/operating.md"},
+    {"node_rank", "this command is node 0; on the other host runs quire-engine alone"},
     {"enable_sleep_mode", "use --sleep-after-s SECONDS: the engine then sleeps by itself"},
     {"root_path", "nginx does that"},
     {"middleware", "nginx does that"},
@@ -592,8 +591,8 @@ static bool options_check_settings(struct serve *s)
                           (char **)(uintptr_t)argv, &exit_now) != ERR_OK)
             return false;
     }
-    if (s->wishes.settings.nnodes > 1) {
-        serve_say("nnodes is above 1 in the file of --config: two hosts are served under systemd");
+    if (s->wishes.settings.node_rank > 0) {
+        serve_say("node_rank is above 0 in the file of --config: this command is node 0");
         return false;
     }
     return true;

@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 
-from harness import BUILDDIR, DEVICE, MODEL, SRCDIR, Stream, Tap, need_nginx, until
+from harness import BUILDDIR, DEVICE, MODEL, SRCDIR, Stream, Supervised, Tap, free_port, need_nginx, until
 
 need_nginx()
 tap = Tap()
@@ -249,6 +249,27 @@ with tap.section("vLLM's older spellings"):
     code, said = refused("some/demo")
     tap.ok(code == 2 and "hf download some/demo" in said, "a name that the cache has not: how to fetch it", said)
     del env["HF_HUB_CACHE"]
+
+with tap.section("two nodes"):
+    port, nodes = free_port(), ["--pipeline-parallel-size=2", "--nnodes=2", "--master-addr=localhost"]
+    nodes.append("--master-port=%d" % port)
+    other = Supervised([os.path.join(BUILDDIR, "quire-engine"), "--model=" + MODEL, "--node-rank=1", *nodes, *SETTINGS,
+                        "--engine-socket=" + runtime + "/node1.sock"], os.path.join(runtime, "node1.log"))
+    with Served(MODEL, "--port=0", "--served-model-name=demo", *nodes, *SETTINGS) as s:
+        tap.eq(s.json("POST", "/v1/chat/completions", s.body())[1]["choices"][0]["message"]["content"],
+               "The capital of France is Paris.", "quire serve is node 0 of a model on two nodes")
+        was = other.pid
+        other.kill(signal.SIGKILL)
+        tap.ok(until(lambda: other.pid not in (0, was), WAIT_S), "the other one is killed, and started again")
+        tap.eq(s.json("POST", "/v1/chat/completions", s.body())[1]["choices"][0]["message"]["content"],
+               "The capital of France is Paris.", "and so is node 0: requests wait for both")
+        tap.eq(s.end(), 0, "it ends with status 0")
+    other.stop()
+    for file in ("node1.sock", "node1.sock.adapters", "node1.log"):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(runtime, file))
+    code, said = refused(MODEL, "--nnodes=2", "--node-rank=1")
+    tap.ok(code == 2 and "quire-engine alone" in said, "but not node 1", said)
 
 with tap.section("the program itself"):
     for args, status, word in ((["--version"], 0, "quire "), (["--help"], 0, "quire serve"), (["-h"], 0, "quire serve"),
