@@ -40,6 +40,11 @@ int main(int argc, char **argv)
 
     if (strcmp(first, "--version") == 0)
         return printf("quire %s\n", PACKAGE_VERSION) < 0;
+    if (argc > 2 && strcmp(argv[argc - 1], "-h") == 0) {
+        static char help[] = "--help";
+
+        argv[argc - 1] = help;
+    }
     for (size_t i = 0; argc >= 2 && i < sizeof commands / sizeof commands[0]; i++) {
         if (strcmp(first, commands[i].name) == 0)
             return commands[i].run(argc - 1, argv + 1);

@@ -449,7 +449,8 @@ with tap.section("a server and clients"):
     c.request("GET", "/metrics")
     text = c.getresponse().read().decode()
     tap.eq([name for name in ("vllm:num_requests_running", "vllm:num_requests_waiting",
-                              "vllm:kv_cache_usage_perc", "vllm:num_preemptions_total")
+                              "vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc",
+                              "vllm:num_preemptions_total")
             if "\n%s{" % name not in text], [], "the metrics have vLLM's names")
     write([line("url", messages=ASK)])
     os.unlink(OUT)
