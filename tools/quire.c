@@ -3,9 +3,12 @@
  * quire: commands for operators, a file each. */
 #include "tools/quire.h"
 
+#include <config.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
+
+#include "tools/near.h"
 
 static const struct {
     const char *name;
@@ -16,14 +19,38 @@ static const struct {
     {"generate", quire_generate}, {"plan", quire_plan},     {"quantize", quire_quantize},
     {"serve", quire_serve},       {"top", quire_top}};
 
+static int unknown(const char *word)
+{
+    struct near near = {.word = word};
+
+    for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++)
+        near_try(&near, commands[i].name);
+    (void)fprintf(stderr, "quire: there is no command \"%s\"", word);
+    if (near.name != NULL)
+        (void)fprintf(stderr, "; is \"%s\" meant?", near.name);
+    (void)fprintf(stderr, "%s quire --help\n", near.name != NULL ? " See" : "; see");
+    return 2;
+}
+
 int main(int argc, char **argv)
 {
-    bool wants_help = argc >= 2 && strcmp(argv[1], "--help") == 0;
+    const char *first = argc >= 2 ? argv[1] : "";
+    bool wants_help =
+        strcmp(first, "--help") == 0 || strcmp(first, "-h") == 0 || strcmp(first, "help") == 0;
 
+    if (strcmp(first, "--version") == 0)
+        return printf("quire %s\n", PACKAGE_VERSION) < 0;
+    if (argc > 2 && strcmp(argv[argc - 1], "-h") == 0) {
+        static char help[] = "--help";
+
+        argv[argc - 1] = help;
+    }
     for (size_t i = 0; argc >= 2 && i < sizeof commands / sizeof commands[0]; i++) {
-        if (strcmp(argv[1], commands[i].name) == 0)
+        if (strcmp(first, commands[i].name) == 0)
             return commands[i].run(argc - 1, argv + 1);
     }
+    if (argc >= 2 && !wants_help)
+        return unknown(first);
     fprintf(wants_help ? stdout : stderr,
             "usage: quire batch IN.jsonl OUT.jsonl [--model FOLDER | --url URL] [options]\n"
             "       quire bench latency|throughput|kernel --model FOLDER [options]\n"
@@ -37,7 +64,8 @@ int main(int argc, char **argv)
             "       quire quantize FOLDER --to int4|int8|fp8|nvfp4 --out FOLDER [--text FILE]\n"
             "       quire serve FOLDER|FILE.gguf [--port N] [--host NAME] [options] [settings]\n"
             "       quire top [--engine-socket PATH] [--seconds N] [--once]\n"
-            "       quire COMMAND --help\n");
+            "       quire COMMAND --help\n"
+            "       quire --version\n");
     if (wants_help)
         return 0;
     return 2;

@@ -832,6 +832,8 @@ int quire_bench(int argc, char **argv)
     if (settings_read(&bench->settings, 'E', argc, argv + 1, &exit_now) != ERR_OK ||
         log_set_level_text(bench->settings.log_level) != ERR_OK)
         return 2;
+    if (!exit_now && bench->settings.model[0] == '\0')
+        die("which model? --model FOLDER, a Hugging Face folder, or a GGUF file");
     if (!exit_now && strcmp(what, "kernel") == 0) {
         bench_kernel(bench);
     } else if (!exit_now) {

@@ -49,8 +49,11 @@ struct serve_wishes {
     bool logs_requests;
     bool has_no_page;                /* the API alone, without the page in the browser */
     bool has_model;                  /* the command line has named it */
+    bool has_names;                  /* and its names */
     struct serve_args engine, front; /* without program and sockets */
     struct settings settings;        /* the engines', in effect */
+    const char *draft;               /* --speculative-model; "": none */
+    int n_drafted;                   /* --num-speculative-tokens; 0: none */
     const char *name;                /* of the model, in answers; of several, a list */
     struct serve_list paths;         /* the models of the command line */
     const char *models_dir;          /* absolute; "": none */
@@ -110,6 +113,12 @@ void serve_args_add(struct serve_args *args, const char *arg); /* must have room
 /* serve_options.c: read the command line, argv[1] on. Everything is checked as the programs would
  * do it. False: the reason was printed. */
 bool serve_options_read(struct serve *s, int argc, char **argv);
+
+/* serve_hub.c. Does the name have the form ORG/NAME of the Hugging Face hub? */
+bool serve_is_hub_name(const char *name);
+
+/* The folder of such a model in the hub's cache on this disk; NULL: it is not there. */
+const char *serve_hub_find(struct serve *s, const char *name);
 
 /* serve_folder.c. The path of a program beside this one, on PATH, or in a folder of administrators'
  * programs; NULL: none. */

@@ -21,6 +21,7 @@
 
 #include "base/json.h"
 #include "base/names.h"
+#include "tools/near.h"
 #include "tools/serve.h"
 
 #define OPTIONS_NAME_MAX 64
@@ -39,7 +40,9 @@ enum options_own {
     OWN_LOG,
     OWN_NO_PAGE,
     OWN_READERS,
-    OWN_MODELS
+    OWN_MODELS,
+    OWN_DRAFT,
+    OWN_DRAFTED
 };
 
 static const struct {
@@ -48,6 +51,7 @@ static const struct {
     bool has_value;
 } options_own_rows[] = {
     {"help", OWN_HELP, false},
+    {"h", OWN_HELP, false},
     {"host", OWN_HOST, true},
     {"port", OWN_PORT, true},
     {"uds", OWN_UDS, true},
@@ -60,6 +64,8 @@ static const struct {
     {"no-page", OWN_NO_PAGE, false},
     {"metrics-from", OWN_READERS, true},
     {"models-dir", OWN_MODELS, true},
+    {"speculative-model", OWN_DRAFT, true},
+    {"num-speculative-tokens", OWN_DRAFTED, true},
 };
 
 /* Names and programs of all settings; flags may stand without a value, as with vLLM. */
@@ -109,7 +115,17 @@ static const struct {
     {"enable-server-load-tracking", false, "it is always on"},
     {"enable-tokenizer-info-endpoint", false, "it is always on"},
     {"disable-log-stats", false, "no statistics are logged"},
+    {"disable-log-requests", false, "requests are logged with --enable-log-requests only"},
+    {"no-enable-log-requests", false, "requests are logged with --enable-log-requests only"},
     {"trust-remote-code", false, "no code of a model folder is run"},
+    {"enforce-eager", false, "the text is the same with and without CUDA graphs"},
+    {"max-seq-len-to-capture", true, "the text is the same with and without CUDA graphs"},
+    {"compilation-config", true, "nothing is compiled at the start"},
+    {"swap-space", true, "requests that must wait are computed again, or found in --kv-host-bytes"},
+    {"guided-decoding-backend", true, "there is one backend"},
+    {"distributed-executor-backend", true, "one process has all GPUs of an engine"},
+    {"disable-custom-all-reduce", false, "there is one way to add up, between GPUs of a host"},
+    {"tokenizer-mode", true, "there is one kind of tokenizer"},
 };
 
 /* Settings that this command chooses itself, with the reason. */
@@ -120,12 +136,14 @@ static const struct {
     {"models_run", "the sockets are in a private folder"},
     {"listen", "nginx listens: use --host, --port or --uds"},
     {"data_parallel_rank", "this command starts all engines of --data-parallel-size"},
-    {"nnodes", "two hosts are served under systemd: see docs/operating.md"},
-    {"node_rank", "two hosts are served under systemd: see docs/operating.md"},
+    {"node_rank", "this command is node 0; on the other host runs quire-engine alone"},
     {"enable_sleep_mode", "use --sleep-after-s SECONDS: the engine then sleeps by itself"},
     {"root_path", "nginx does that"},
     {"middleware", "nginx does that"},
     {"cpu_offload_gb", "all weights stay on the GPUs"},
+    {"tokenizer", "the tokenizer is the one of the model's folder"},
+    {"download_dir", "nothing is downloaded: name a folder, or a model of the hub's cache"},
+    {"revision", "nothing is downloaded: name the folder of that snapshot"},
 };
 
 static const char options_usage[] =
@@ -133,7 +151,8 @@ static const char options_usage[] =
     "\n"
     "Serves a model in the foreground, without root: nginx, fronts and an engine, as a service\n"
     "has them, in a private folder. Ctrl-C ends all of them after the running requests. An engine\n"
-    "or a front that dies is started again, and streams go on.\n"
+    "or a front that dies is started again, and streams go on. ORG/NAME is a model in the cache of\n"
+    "the Hugging Face hub on this disk.\n"
     "\n"
     "With several models, or --models-dir, each has an engine that starts with the first request\n"
     "for it; --models-max N lets at most N of them be awake.\n"
@@ -335,6 +354,9 @@ static bool options_set_own(struct serve *s, enum options_own own, const char *v
     case OWN_LOG: w->logs_requests = true; return true;
     case OWN_READERS: return options_reader(s, value);
     case OWN_NO_PAGE: w->has_no_page = true; return true;
+    case OWN_DRAFT: w->draft = value; return true;
+    case OWN_DRAFTED:
+        return options_number("--num-speculative-tokens", value, 1, INT_MAX, &w->n_drafted);
     }
     return false;
 }
@@ -370,6 +392,18 @@ static const char *options_names(struct serve *s, const char *first, int *i, int
     return names;
 }
 
+/* Adapters, as vLLM takes them: several arguments, NAME=FOLDER or JSON objects. */
+static const char *options_adapters(struct serve *s, const char *first, int *i, int argc,
+                                    char **argv)
+{
+    const char *adapters = first;
+
+    while (*i + 1 < argc && argv[*i + 1][0] != '-' &&
+           (argv[*i + 1][0] == '{' || strchr(argv[*i + 1], '=') != NULL))
+        adapters = serve_text(s, "%s,%s", adapters, argv[++*i]);
+    return adapters;
+}
+
 /* A setting by its own name: "name", or "no_name" of a flag. *found says whether there is one. */
 static bool options_read_setting(struct serve *s, const struct options_arg *arg, int *i, int argc,
                                  char **argv, bool *found)
@@ -396,8 +430,12 @@ static bool options_read_setting(struct serve *s, const struct options_arg *arg,
         if (value == NULL)
             return false;
     }
-    if (strcmp(setting->name, "served_model_name") == 0)
+    if (strcmp(setting->name, "served_model_name") == 0) {
         value = options_names(s, value, i, argc, argv);
+        s->wishes.has_names = true;
+    }
+    if (strcmp(setting->name, "lora_modules") == 0)
+        value = options_adapters(s, value, i, argc, argv);
     options_pass(s, setting, value);
     return true;
 }
@@ -432,6 +470,32 @@ static bool options_read_foreign(struct serve *s, const struct options_arg *arg,
     return true;
 }
 
+/* No table has the option: say which one may be meant. */
+static void options_unknown(struct serve *s, const struct options_arg *arg)
+{
+    struct near near = {.word = arg->name};
+
+    for (size_t k = 0; k < sizeof options_own_rows / sizeof options_own_rows[0]; k++)
+        near_try(&near, options_own_rows[k].name);
+    for (size_t k = 0; k < sizeof options_settings / sizeof options_settings[0]; k++)
+        near_try(&near, options_settings[k].name);
+    for (size_t k = 0; k < sizeof options_aliases / sizeof options_aliases[0]; k++)
+        near_try(&near, options_aliases[k].name);
+    for (size_t k = 0; k < sizeof options_silent / sizeof options_silent[0]; k++)
+        near_try(&near, options_silent[k].name);
+    if (near.name != NULL) {
+        char *name = (char *)(uintptr_t)serve_text(s, "%s", near.name);
+
+        for (char *at = name; (at = strchr(at, '_')) != NULL;)
+            *at = '-';
+        serve_say("unknown option \"%s\"; is --%s meant? See quire serve --help", arg->given, name);
+    } else {
+        serve_say("unknown option \"%s\": neither this command nor quire-engine or quire-front has "
+                  "it; see quire serve --help",
+                  arg->given);
+    }
+}
+
 /* One option, found in the tables in their order. */
 static bool options_read_one(struct serve *s, const struct options_arg *arg, int *i, int argc,
                              char **argv)
@@ -457,12 +521,9 @@ static bool options_read_one(struct serve *s, const struct options_arg *arg, int
     good = options_read_setting(s, arg, i, argc, argv, &found);
     if (!found)
         good = options_read_foreign(s, arg, i, argc, argv, &found);
-    if (found)
-        return good;
-    serve_say("unknown option \"%s\": neither this command nor quire-engine or quire-front has it; "
-              "see quire serve --help",
-              arg->given);
-    return false;
+    if (!found)
+        options_unknown(s, arg);
+    return found && good;
 }
 
 /* Is this a model's folder or a file? The engine says more; this is for the common mistakes. */
@@ -474,6 +535,13 @@ static bool options_check_model(const char *model)
     if (model[0] == '\0') {
         serve_say(
             "which model? quire serve FOLDER, a Hugging Face folder, or quire serve FILE.gguf");
+        return false;
+    }
+    if (stat(model, &st) == -1 && serve_is_hub_name(model)) {
+        serve_say(
+            "there is no model at %s, nor one of this name in the Hugging Face cache; fetch it "
+            "with: hf download %s",
+            model, model);
         return false;
     }
     if (stat(model, &st) == -1) {
@@ -523,8 +591,8 @@ static bool options_check_settings(struct serve *s)
                           (char **)(uintptr_t)argv, &exit_now) != ERR_OK)
             return false;
     }
-    if (s->wishes.settings.nnodes > 1) {
-        serve_say("nnodes is above 1 in the file of --config: two hosts are served under systemd");
+    if (s->wishes.settings.node_rank > 0) {
+        serve_say("node_rank is above 0 in the file of --config: this command is node 0");
         return false;
     }
     return true;
@@ -568,9 +636,47 @@ static bool options_check(struct serve *s)
     return true;
 }
 
+/* vLLM's older options for drafts, as speculative_config. */
+static bool options_draft(struct serve *s)
+{
+    static const struct options_setting setting = {"speculative_config", OPTION_TEXT, "E"};
+    struct serve_wishes *w = &s->wishes;
+    struct buf json = {0};
+
+    if (w->draft[0] == '\0' && w->n_drafted == 0)
+        return true;
+    if (w->draft[0] == '\0' || w->n_drafted == 0) {
+        serve_say("--speculative-model and --num-speculative-tokens belong together");
+        return false;
+    }
+    buf_printf(&json, "{\"num_speculative_tokens\": %d, \"method\": ", w->n_drafted);
+    if (strcmp(w->draft, "[ngram]") == 0) {
+        buf_add_text(&json, "\"ngram\"}");
+    } else {
+        buf_add_text(&json, "\"draft_model\", \"model\": ");
+        buf_add_json_string(&json, w->draft, strlen(w->draft));
+        buf_add_text(&json, "}");
+    }
+    options_pass(s, &setting, serve_text(s, "%s", buf_text(&json)));
+    buf_fini(&json);
+    return true;
+}
+
+/* The one model of the command line: a path, or the name of a model of the hub, by which clients
+ * then ask for it. */
+static void options_pass_model(struct serve *s, const char *given)
+{
+    static const struct options_setting model = {"model", OPTION_TEXT, "EF"};
+    static const struct options_setting name = {"served_model_name", OPTION_TEXT, "EF"};
+    const char *folder = access(given, F_OK) == 0 ? NULL : serve_hub_find(s, given);
+
+    options_pass(s, &model, folder != NULL ? folder : given);
+    if (folder != NULL && !s->wishes.has_names)
+        options_pass(s, &name, given);
+}
+
 bool serve_options_read(struct serve *s, int argc, char **argv)
 {
-    static const struct options_setting model_setting = {"model", OPTION_TEXT, "EF"};
     struct serve_wishes *w = &s->wishes;
 
     *w = (struct serve_wishes){.host = "127.0.0.1",
@@ -579,6 +685,7 @@ bool serve_options_read(struct serve *s, int argc, char **argv)
                                .cert = "",
                                .cert_key = "",
                                .models_dir = "",
+                               .draft = "",
                                .n_fronts = 2};
     for (int i = 1; i < argc; i++) {
         struct options_arg arg;
@@ -596,6 +703,6 @@ bool serve_options_read(struct serve *s, int argc, char **argv)
         w->paths.at[w->paths.n++] = options_model_path(s, argv[i]);
     }
     if (w->paths.n == 1)
-        options_pass(s, &model_setting, w->paths.at[0]);
-    return options_check(s);
+        options_pass_model(s, w->paths.at[0]);
+    return options_draft(s) && options_check(s);
 }

@@ -587,6 +587,7 @@ static void publish_gauges(struct engine *e)
     int n_deferred = tiers_n_deferred(e);
     int n = pages_count(e->pages);
     struct stats *s = &e->stats;
+    uint64_t used_permille;
 
     e->admission.n_lanes = 0;
     for (int i = 0; i < e->settings.max_lanes; i++)
@@ -599,8 +600,9 @@ static void publish_gauges(struct engine *e)
         publish_ranks(e);
     stats_set(s, METRIC_pages, (uint64_t)n);
     stats_set(s, METRIC_pages_cached, (uint64_t)pages_cached(e->pages));
-    stats_set(s, METRIC_kv_usage_permille,
-              (uint64_t)(n - pages_free(e->pages)) * 1000u / (uint64_t)n);
+    used_permille = (uint64_t)(n - pages_free(e->pages)) * 1000u / (uint64_t)n;
+    stats_set(s, METRIC_kv_usage_permille, used_permille);
+    stats_set(s, METRIC_kv_usage_old_permille, used_permille);
     stats_set(s, METRIC_lanes, (uint64_t)e->admission.n_lanes);
     publish_preemptions(e);
     stats_set(s, METRIC_itl_target_ms,

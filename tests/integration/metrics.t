@@ -18,7 +18,7 @@ HISTOGRAMS = """time_to_first_token_seconds inter_token_latency_seconds e2e_requ
     request_decode_time_seconds request_time_per_output_token_seconds request_prompt_tokens
     request_generation_tokens request_max_num_generation_tokens request_params_n
     request_params_max_tokens request_prefill_kv_computed_tokens iteration_tokens_total""".split()
-VALUES = """num_requests_running num_requests_waiting kv_cache_usage_perc num_preemptions_total
+VALUES = """num_requests_running num_requests_waiting kv_cache_usage_perc num_preemptions_total gpu_cache_usage_perc
     prompt_tokens_total generation_tokens_total prefix_cache_queries_total prefix_cache_hits_total
     prompt_tokens_cached_total cache_config_info
     num_requests_waiting_by_reason{reason="capacity"} num_requests_waiting_by_reason{reason="deferred"}

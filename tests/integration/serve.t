@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 
-from harness import BUILDDIR, DEVICE, MODEL, SRCDIR, Stream, Tap, need_nginx, until
+from harness import BUILDDIR, DEVICE, MODEL, SRCDIR, Stream, Supervised, Tap, free_port, need_nginx, until
 
 need_nginx()
 tap = Tap()
@@ -223,6 +223,62 @@ with tap.section("vLLM's spellings"):
         tap.eq(s.end(signal.SIGINT), 0, "Ctrl-C ends it with status 0")
     os.unlink(config)
 
+with tap.section("vLLM's older spellings"):
+    hub = os.path.join(runtime, "hub", "models--some--demo")
+    os.makedirs(os.path.join(hub, "refs"))
+    os.makedirs(os.path.join(hub, "snapshots"))
+    with open(os.path.join(hub, "refs", "main"), "w") as f:
+        f.write("0123abcd")
+    os.symlink(MODEL, os.path.join(hub, "snapshots", "0123abcd"))
+    env["HF_HUB_CACHE"] = os.path.join(runtime, "hub")
+    with Served("some/demo", "--port=0", "--speculative-model", MODEL, "--num-speculative-tokens", 5,
+                "--swap-space", 4, "--enforce-eager", "--disable-log-requests", *SETTINGS) as s:
+        tap.eq(s.model, "some/demo", "a name of the hub is found in its cache, and is the model's name")
+        tap.eq(s.json("POST", "/v1/chat/completions", s.body())[1]["choices"][0]["message"]["content"],
+               "The capital of France is Paris.", "with a draft model")
+        tap.ok("up to 5 drafts of " + MODEL in s.said(), "which the log names", s.said())
+        tap.eq([o for o in ("swap-space", "enforce-eager", "disable-log-requests")
+                if "--%s has no effect: " % o not in s.said()], [], "what has no effect is told")
+        tap.eq(s.end(), 0, "it ends with status 0")
+    for names in (["cs=/nowhere/cs", "fin=/nowhere/fin"], ["--max-loras=3"],
+                  ['{"name": "cs", "path": "/nowhere/cs"}', '{"name": "fin", "path": "/nowhere/fin"}']):
+        code, said = refused("--lora-modules", *(names if names[-1][0] != "-" else ["cs=/nowhere/cs"] + names), MODEL,
+                             "--port=0", *SETTINGS)
+        tap.ok(code == 1 and "LoRA adapter cs=/nowhere/cs: " in said, "adapters, as vLLM takes them: %s" % names, said)
+    shutil.rmtree(os.path.join(runtime, "hub"))
+    code, said = refused("some/demo")
+    tap.ok(code == 2 and "hf download some/demo" in said, "a name that the cache has not: how to fetch it", said)
+    del env["HF_HUB_CACHE"]
+
+with tap.section("two nodes"):
+    port, nodes = free_port(), ["--pipeline-parallel-size=2", "--nnodes=2", "--master-addr=localhost"]
+    nodes.append("--master-port=%d" % port)
+    other = Supervised([os.path.join(BUILDDIR, "quire-engine"), "--model=" + MODEL, "--node-rank=1", *nodes, *SETTINGS,
+                        "--engine-socket=" + runtime + "/node1.sock"], os.path.join(runtime, "node1.log"))
+    with Served(MODEL, "--port=0", "--served-model-name=demo", *nodes, *SETTINGS) as s:
+        tap.eq(s.json("POST", "/v1/chat/completions", s.body())[1]["choices"][0]["message"]["content"],
+               "The capital of France is Paris.", "quire serve is node 0 of a model on two nodes")
+        was = other.pid
+        other.kill(signal.SIGKILL)
+        tap.ok(until(lambda: other.pid not in (0, was), WAIT_S), "the other one is killed, and started again")
+        tap.eq(s.json("POST", "/v1/chat/completions", s.body())[1]["choices"][0]["message"]["content"],
+               "The capital of France is Paris.", "and so is node 0: requests wait for both")
+        tap.eq(s.end(), 0, "it ends with status 0")
+    other.stop()
+    for file in ("node1.sock", "node1.sock.adapters", "node1.log"):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(runtime, file))
+    code, said = refused(MODEL, "--nnodes=2", "--node-rank=1")
+    tap.ok(code == 2 and "quire-engine alone" in said, "but not node 1", said)
+
+with tap.section("the program itself"):
+    for args, status, word in ((["--version"], 0, "quire "), (["--help"], 0, "quire serve"), (["-h"], 0, "quire serve"),
+                               (["servee"], 2, 'is "serve" meant?'), (["dance"], 2, "see quire --help"),
+                               ([], 2, "usage: "), (["serve", "-h"], 0, "usage: quire serve")):
+        p = subprocess.run([QUIRE, *args], capture_output=True, text=True, timeout=WAIT_S)
+        tap.ok(p.returncode == status and word in (p.stderr if status else p.stdout),
+               "quire %s" % " ".join(args), p.stdout + p.stderr)
+
 with tap.section("two engines, a unix socket"):
     with Served("--served-model-name", "twice", MODEL, "--uds", runtime + "/socket", "-dp", 2,
                 "--api-key", "sk-one", *SETTINGS) as s:
@@ -251,6 +307,8 @@ with tap.section("what cannot start"):
             ("a missing model", ["/nowhere/model"], 2, "no model at /nowhere/model"),
             ("a folder without a model", ["/"], 2, "config.json"),
             ("an unknown option", [MODEL, "--no-such-thing", "1"], 2, '"--no-such-thing"'),
+            ("a mistyped option", [MODEL, "--max-model-lenn", "1"], 2, "is --max-model-len meant?"),
+            ("half of a draft", [MODEL, "--num-speculative-tokens", "3"], 2, "--speculative-model"),
             ("a bad value", [MODEL, "--max-num-seqs", "many"], 2, "max_num_seqs"),
             ("a bad port", [MODEL, "--port", "70000"], 2, "--port"),
             ("a setting of its own", [MODEL, "--listen", "/x"], 2, "--listen"),

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Goal: the container and the Kubernetes files are well formed, agree with each other, and give quire
 options that it has. Method: a parser of tools/Containerfile; PyYAML and schemas written here, closed:
-a field that they do not name is an error. With
+a field that they do not name is an error. Where
+the package kubernetes-validate is, Kubernetes' own schemas as well. With
 QUIRE_TEST_IMAGE=debian:12 buildah builds the container on that image as well, without CUDA."""
 
 import glob
@@ -134,7 +135,11 @@ POD = {"terminationGracePeriodSeconds!": int, "automountServiceAccountToken": bo
        "containers!": [CONTAINER],
        "volumes": [{"name!": name, "emptyDir": {"medium": ("Memory",), "sizeLimit": quantity},
                     "persistentVolumeClaim": {"claimName!": name, "readOnly": bool}}],
-       "nodeSelector": LABELS, "tolerations": [dict]}
+          "nodeSelector": LABELS, "tolerations": [dict], "affinity": {"podAntiAffinity": {
+           "requiredDuringSchedulingIgnoredDuringExecution!": [
+               {"topologyKey!": str, "labelSelector!": SELECTOR}]}}}
+# An engine alone: no HTTP, so no probes.
+NODE = dict(POD, **{"containers!": [{k: v for k, v in CONTAINER.items() if "Probe" not in k and k != "lifecycle!"}]})
 POLICY = {"stabilizationWindowSeconds": int,
           "policies!": [{"type!": ("Pods", "Percent"), "value!": int, "periodSeconds!": int}]}
 KINDS = {
@@ -142,7 +147,11 @@ KINDS = {
         "replicas": int, "selector!": SELECTOR, "strategy": {"type": str, "rollingUpdate": {
             "maxSurge": int, "maxUnavailable": int}},
         "template!": {"metadata!": {"labels!": LABELS}, "spec!": POD}}},
-    ("v1", "Service"): {"spec!": {"selector!": LABELS, "type": str, "ports!": [
+    ("networking.k8s.io/v1", "NetworkPolicy"): {"spec!": {
+        "podSelector!": SELECTOR, "policyTypes!": [("Ingress",)],
+        "ingress!": [{"from": [{"podSelector!": SELECTOR}], "ports!": [{"port!": port}]}]}},
+    ("v1", "Service"): {"spec!": {"selector!": LABELS, "type": str, "clusterIP": ("None",),
+                                  "publishNotReadyAddresses": bool, "ports!": [
         {"name!": name, "port!": port, "targetPort!": port}]}},
     ("v1", "PersistentVolumeClaim"): {"spec!": {
         "accessModes!": [("ReadOnlyMany", "ReadWriteOnce", "ReadWriteMany", "ReadWriteOncePod")],
@@ -160,7 +169,8 @@ KINDS = {
 KUSTOMIZATION = {"apiVersion!": ("kustomize.config.k8s.io/v1beta1",), "kind!": ("Kustomization",),
                  "resources!": [str], "images": [{"name!": str, "newName": str, "newTag": str}],
                  "secretGenerator": [{"name!": name, "literals": [str]}],
-                 "labels": [{"pairs!": LABELS, "includeSelectors": bool}]}
+                 "labels": [{"pairs!": LABELS, "includeSelectors": bool}],
+                 "patches": [{"target!": {"kind!": str, "name!": name}, "patch!": str}]}
 
 
 def check(v, schema, at):
@@ -269,5 +279,113 @@ ok([] if bytes_of(options["kv-host-bytes"]) < shm < bytes_of(box["resources"]["l
 pause = int(box["lifecycle"]["preStop"]["exec"]["command"][1])
 ok([] if spec["terminationGracePeriodSeconds"] > pause + int(options["drain-timeout-s"]) + 10
    else [spec["terminationGracePeriodSeconds"]], "a pod that ends has time to drain")
+
+# --- the examples on top of the base ---------------------------------------------------------------
+
+
+def patched(doc, steps):
+    """A copy of doc after JSON patches (RFC 6902), as kustomize makes them; a path that is not there raises."""
+    doc = json.loads(json.dumps(doc))
+    for step in steps:
+        at, parts = doc, [p.replace("~1", "/").replace("~0", "~") for p in step["path"].split("/")[1:]]
+        for p in parts[:-1]:
+            at = at[int(p) if isinstance(at, list) else p]
+        if step["op"] == "add" and isinstance(at, list) and parts[-1] == "-":
+            at.append(step["value"])
+        elif step["op"] == "replace" and parts[-1] in at:
+            at[parts[-1]] = step["value"]
+        else:
+            raise KeyError(step)
+    return doc
+
+
+def overlay(example):
+    """The documents of an example, {(kind, name): document}; patches that cannot be made are told."""
+    where = os.path.join(folder, example)
+    kustomization = read(os.path.join(where, "kustomization.yaml"))[0]
+    wrong = list(check(kustomization, KUSTOMIZATION, "kustomization"))
+    docs = {(d["kind"], d["metadata"]["name"]): d for d in of.values()}
+    if kustomization["resources"][0] != "..":
+        wrong.append("it is not on top of the base")
+    for file in kustomization["resources"][1:]:
+        docs.update({(d["kind"], d["metadata"]["name"]): d for d in read(os.path.join(where, file))})
+    for patch in kustomization["patches"]:
+        key, steps = (patch["target"]["kind"], patch["target"]["name"]), yaml.safe_load(patch["patch"])
+        if key not in docs:
+            wrong.append("there is no %s %s to be patched" % key)
+        elif isinstance(steps, dict) and steps.get("$patch") == "delete":
+            del docs[key]
+        else:
+            try:
+                docs[key] = patched(docs[key], steps)
+            except (KeyError, IndexError, TypeError) as e:
+                wrong.append("a patch of %s %s: %r" % (*key, e))
+    if kustomization["resources"][1:] and kustomization.get("images") != top["images"]:
+        wrong.append("its own containers have another image than the base's")
+    for (kind, called), d in docs.items():
+        schema = KINDS.get((d["apiVersion"], kind), {"": None})
+        if called == "quire-node1" and kind == "Deployment":
+            schema = {"spec!": dict(schema["spec!"], **{"template!": {
+                "metadata!": {"labels!": LABELS}, "spec!": NODE}})}
+        wrong += check(d, dict({"apiVersion!": str, "kind!": str, "metadata!": META}, **schema), called)
+    return docs, wrong
+
+
+def given(deployment):
+    box = deployment["spec"]["template"]["spec"]["containers"][0]
+    return box, dict(a[2:].split("=", 1) for a in box["args"] if "=" in a)
+
+
+def n_gpus(options):
+    return int(options.get("tensor-parallel-size", 1)) * int(options.get("pipeline-parallel-size", 1))
+
+
+examples = sorted(e for e in os.listdir(folder) if os.path.isdir(os.path.join(folder, e)))
+for example in examples:
+    docs, wrong = overlay(example)
+    ok(wrong, "%s: it fits the base and the schemas" % example)
+    box, options = given(docs["Deployment", "quire"])
+    ok(strange(box["args"]), "%s: quire has the options" % example)
+    nodes = int(options.get("nnodes", 1))
+    ok([] if box["resources"]["limits"]["nvidia.com/gpu"] * nodes == n_gpus(options) > 1 else [box["resources"]],
+       "%s: as many GPUs as the options want" % example)
+    ok([] if shm < bytes_of(box["resources"]["requests"]["memory"]) <= bytes_of(box["resources"]["limits"]["memory"])
+       else [box["resources"]], "%s: and room for /dev/shm" % example)
+docs, _ = overlay("two-hosts")
+near, first = given(docs["Deployment", "quire"])
+far, second = given(docs["Deployment", "quire-node1"])
+ok([k for k in ("nnodes", "pipeline-parallel-size", "master-addr", "master-port") if first.get(k) != second.get(k)] +
+   ([] if second["model"] == near["args"][0] else [second["model"]]), "two-hosts: both nodes are told the same")
+ok(strange(far["args"]) + ([] if far["command"] == ["quire-engine"] else [far["command"]]),
+   "two-hosts: node 1 is an engine")
+way = docs["Service", first["master-addr"]]["spec"]
+open_to = docs["NetworkPolicy", "quire-nodes"]["spec"]
+ok([] if way["selector"].items() <= labels.items() and way["ports"][0]["port"] == 29501 and
+   open_to["podSelector"]["matchLabels"].items() <= labels.items() and
+   open_to["ingress"][1]["ports"] == [{"port": 29501}] and open_to["ingress"][1]["from"][0]["podSelector"] ==
+   docs["Deployment", "quire-node1"]["spec"]["selector"] else [way, open_to],
+   "two-hosts: node 1, and it alone, reaches node 0 by its name")
+ok([k for k in docs if k[0] == "HorizontalPodAutoscaler"], "two-hosts: nothing makes more pods")
+
+# --- Kubernetes' own schemas ------------------------------------------------------------------------
+
+try:
+    import kubernetes_validate
+except ImportError:
+    n += 1
+    print("ok %d - Kubernetes' own schemas # SKIP there is no kubernetes-validate: pip install kubernetes-validate" % n)
+else:
+    version, wrong, seen = kubernetes_validate.latest_version(), [], 0
+    for example in ["."] + examples:
+        for key, d in (overlay(example)[0] if example != "." else of).items():
+            try:
+                kubernetes_validate.validate(d, version, strict=True)
+                seen += 1
+            except kubernetes_validate.SchemaNotFoundError:
+                if d["kind"] != "ServiceMonitor":  # of the Prometheus operator
+                    wrong.append("%s: no schema of %s" % (example, key))
+            except kubernetes_validate.ValidationError as e:
+                wrong.append("%s: %s: %s" % (example, key, e))
+    ok(wrong, "Kubernetes %s takes %d resources of base and examples, with no unknown field" % (version, seen))
 print("1..%d" % n)
 sys.exit(1 if failed else 0)

@@ -123,8 +123,8 @@ static void api_metric_value(const struct api_engines *all, struct buf *b, enum 
         buf_add_text(b, name);
         api_labels(engine, b, labels);
         /* Shared memory has whole numbers only: these are in thousandths. */
-        if (id == METRIC_kv_usage_permille || id == METRIC_process_cpu_ms ||
-            id == METRIC_itl_target_ms)
+        if (id == METRIC_kv_usage_permille || id == METRIC_kv_usage_old_permille ||
+            id == METRIC_process_cpu_ms || id == METRIC_itl_target_ms)
             buf_printf(b, "} %.3f\n", (double)v / 1000.0);
         else
             buf_printf(b, "} %llu\n", v);
