@@ -10,9 +10,10 @@
  *   sleeper: sleeping = 1;   look for entries;   none: sleep
  *   waker:   publish entry;  look at sleeping;   set: send a byte
  *
- * All four are sequentially consistent operations, so there is one order of them, in which the later
- * of the two looks comes behind both writes. With weaker ones each side could miss the other's
- * write, and the wake-up would be lost. Fences would do, too, but ThreadSanitizer knows none. */
+ * All four are sequentially consistent operations, so there is one order of them, in which the
+ * later of the two looks comes behind both writes. With weaker ones each side could miss the
+ * other's write, and the wake-up would be lost. Fences would do, too, but ThreadSanitizer knows
+ * none. */
 #include "ipc/lane.h"
 
 #include <errno.h>

@@ -32,8 +32,8 @@
  *
  * Every cache line has one writer, marked [W: ...]. Published indices are stored with release and
  * read with acquire. Wake-up: a side that wants to sleep sets its flag (engine_sleeping,
- * front_sleeping), looks for work again and only then sleeps; the peer publishes, looks at the flag,
- * and sends a byte on the control socket if it is set. All four are sequentially consistent.
+ * front_sleeping), looks for work again and only then sleeps; the peer publishes, looks at the
+ * flag, and sends a byte on the control socket if it is set. All four are sequentially consistent.
  *
  * The states of a slot, and the consequence when one of the two processes dies:
  *

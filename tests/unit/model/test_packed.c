@@ -365,7 +365,8 @@ static void test_mixed(void)
     static const char *const texts[] = {
         "{\"quant_method\":\"modelopt\",\"quant_algo\":\"MIXED_PRECISION\",\"quantized_layers\":{"
         "\"model.layers.3.mlp.up_proj\":{\"quant_algo\":\"NVFP4\",\"group_size\":16},"
-        "\"model.layers.4.mlp.up_proj\":{\"quant_algo\":\"FP8\"},\"lm_head\":{\"quant_algo\":\"FP8\"},"
+        "\"model.layers.4.mlp.up_proj\":{\"quant_algo\":\"FP8\"},"
+        "\"lm_head\":{\"quant_algo\":\"FP8\"},"
         "\"model.layers.999999999999999999999.mlp.up_proj\":{\"quant_algo\":\"FP8\"},"
         "\"model.layers.-1.mlp.up_proj\":{\"quant_algo\":\"FP8\"},\"model.layers.\":7,"
         "\"model.layers.5.mlp.experts.7.up_proj\":{\"quant_algo\":\"FP8\"}}}",
