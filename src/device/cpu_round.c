@@ -271,15 +271,6 @@ INLINED void round_weights_at(const uint8_t **w, const struct cpu_matmul *m, int
     }
 }
 
-/* The two blocks of pair p of a row of a type with blocks of 32; of the last odd one, the first
- * twice. */
-INLINED void round_pair_at(const uint8_t **at, const uint8_t *row, int p, int n_blocks,
-                           const enum k_type type)
-{
-    at[0] = row + (size_t)(2 * p) * (size_t)k_type_block_bytes(type);
-    at[1] = 2 * p + 1 < n_blocks ? at[0] + k_type_block_bytes(type) : at[0];
-}
-
 /* A tile's results are written; those of outputs that do not exist are not. */
 INLINED void round_write(const struct cpu_matmul *m, const float *results, int row, int out)
 {
