@@ -7,8 +7,8 @@
  * the sums of each four codes times -8 int32 [pairs][16], scales float [pairs][2], and sums float
  * [pairs][2]. A loop takes 8 outputs at a time: one product of bytes per output and pair, whose 16
  * partial sums are added up for all 8 outputs together, into one register. Weights' codes are
- * unsigned there; what was added to make them so is subtracted by beginning the sums with a multiple
- * of -8 * sum of the inputs. */
+ * unsigned there; the sums begin with a multiple of -8 * sum of the inputs, which takes away again
+ * that they are larger. */
 #ifndef __clang__
 #pragma GCC optimize("O3", "fp-contract=off") /* nothing is fused */
 #endif
