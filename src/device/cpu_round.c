@@ -7,8 +7,8 @@
  * the sums of each four codes times -8 int32 [pairs][16], scales float [pairs][2], and sums float
  * [pairs][2]. A loop takes 8 outputs at a time: one product of bytes per output and pair, whose 16
  * partial sums are added up for all 8 outputs together, into one register. Weights' codes are
- * unsigned there; what was added to make them so is subtracted by beginning the sums with a multiple
- * of -8 * sum of the inputs. */
+ * unsigned there; the sums begin with a multiple of -8 * sum of the inputs, which takes away again
+ * that they are larger. */
 #ifndef __clang__
 #pragma GCC optimize("O3", "fp-contract=off") /* nothing is fused */
 #endif
@@ -269,15 +269,6 @@ INLINED void round_weights_at(const uint8_t **w, const struct cpu_matmul *m, int
 
         w[j] = (const uint8_t *)m->w + (size_t)own * m->w_bytes;
     }
-}
-
-/* The two blocks of pair p of a row of a type with blocks of 32; of the last odd one, the first
- * twice. */
-INLINED void round_pair_at(const uint8_t **at, const uint8_t *row, int p, int n_blocks,
-                           const enum k_type type)
-{
-    at[0] = row + (size_t)(2 * p) * (size_t)k_type_block_bytes(type);
-    at[1] = 2 * p + 1 < n_blocks ? at[0] + k_type_block_bytes(type) : at[0];
 }
 
 /* A tile's results are written; those of outputs that do not exist are not. */

@@ -27,6 +27,15 @@ INLINED __m512i avx512_shifted(const uint8_t *at, int low, int high)
                        _mm256_srl_epi16(v, _mm_cvtsi32_si128(high)));
 }
 
+/* The two blocks of pair p of a row of a type with blocks of 32; of the last odd one, the first
+ * twice. */
+INLINED void avx512_pair_at(const uint8_t **at, const uint8_t *row, int p, int n_blocks,
+                            const enum k_type type)
+{
+    at[0] = row + (size_t)(2 * p) * (size_t)k_type_block_bytes(type);
+    at[1] = 2 * p + 1 < n_blocks ? at[0] + k_type_block_bytes(type) : at[0];
+}
+
 /* Bytes of a pair of blocks of 32, at[0] and at[1], as unsigned numbers. */
 INLINED __m512i avx512_codes_32(const uint8_t *const *at, const enum k_type type)
 {
@@ -167,7 +176,7 @@ INLINED void avx512_read_32(struct avx512_weights *w, int p, int n_blocks, const
     for (int j = 0; j < OUTS; j++) {
         const uint8_t *both[2];
 
-        round_pair_at(both, w->at[j], 0, n_blocks - 2 * p, type);
+        avx512_pair_at(both, w->at[j], 0, n_blocks - 2 * p, type);
         w->second[j] = both[1];
         w->codes[j] = avx512_codes_32(both, type);
     }

@@ -249,8 +249,8 @@ INLINED void matmul_rows(const struct cpu_matmul *m, int row_first, int row_last
 }
 
 /* Few rows take more outputs a tile, so that enough sums run beside each other. One row is as fast
- * as memory, and its weights and the next ones together should fit the L1 cache; bf16 is faster with
- * fewer outputs still. */
+ * as memory, and its weights and the next ones together should fit the L1 cache; bf16 is faster
+ * with fewer outputs still. */
 INLINED void matmul_as(const struct cpu_matmul *m, const enum k_type type)
 {
     int n = m->row_last - m->row_first, whole = m->row_last - n % TILE_ROWS, r = whole;

@@ -585,7 +585,7 @@ static int cpu_widest(const struct device_limits *limits)
     return widest;
 }
 
-/* Memory for rounded rows, also of matrices whose rows are some times as long as those of layers. */
+/* Memory for rounded rows, also of matrices with rows of up to four times a layer's longest. */
 static int cpu_reserve_rounded(struct device *d, const struct device_limits *limits)
 {
     struct cpu *cpu = cpu_of(d);

@@ -54,8 +54,8 @@ static bool model_is_set(const char *option)
     return option != NULL && option[0] != '\0';
 }
 
-/* Choose the formats of weights, pages and inputs from the settings quantization, kv_cache_dtype and
- * cpu_inputs. */
+/* Choose the formats of weights, pages and inputs from the settings quantization, kv_cache_dtype
+ * and cpu_inputs. */
 static int model_choose_types(struct model *m, const struct model_options *o)
 {
     const char *kv = model_is_set(o->kv_cache_dtype) ? o->kv_cache_dtype : "auto";
@@ -513,8 +513,8 @@ static int model_alloc_rank_pages(struct rank *r, void *context)
 }
 
 /* Everything that decides the bits of a page: layout, config, KV type, page size, rounding of
- * weights and inputs, number of ranks, and the weights' digest. Pages in the host tier and the store are used
- * again only under an equal fingerprint. */
+ * weights and inputs, number of ranks, and the weights' digest. Pages in the host tier and the
+ * store are used again only under an equal fingerprint. */
 static void model_set_fingerprint(struct model *m)
 {
     const char *kv = m->kv_type == K_E4M3 ? "e4m3" : m->device->elem_bytes == 2 ? "bf16" : "f32";
