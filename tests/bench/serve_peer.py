@@ -2,14 +2,19 @@
 """`quire bench serve` beside guidellm, another project's load generator: what both say of one server.
 
     tests/bench/serve_peer.py BUILD-FOLDER GUIDELLM [--model FOLDER] [--streams 2] [--rate 4]
-                              [--requests 60] [--rounds 5] [--input 48] [--output 64] [serve's options]
+                              [--requests 60] [--rounds 5] [--input 48] [--output 64]
+                              [--loads streams,rate] [serve's options]
 
 GUIDELLM is that program, such as venv/bin/guidellm after `venv/bin/pip install guidellm`. Starts
 `quire serve` with the demo model, then lets both send prompts of one kind at the same time, so that they
-see the same server in the same state: each with a fixed number of streams, then each at a fixed rate. Of
-guidellm, which starts slowly, the requests count that fall into the other's run. A line per measure: the
-medians over all requests of all rounds, in ms. ITL is the mean time between the tokens of a request
-(guidellm's inter_token_latency, vLLM's TPOT)."""
+see the same server in the same state: each with a fixed number of streams, then each at a rate, as a
+Poisson process. Of guidellm, which starts slowly, the requests count that fall into the other's run. A
+line per measure: the medians over all requests of all rounds, in ms. ITL is the mean time between the
+tokens of a request (guidellm's inter_token_latency, vLLM's TPOT); E2E ends with the last token.
+
+With fixed streams the next request of a client comes at once after an answer, thus at the end of a step,
+or later, as the client is quick or slow; so the times of first tokens differ. At a rate they do not depend
+on the client."""
 
 import argparse
 import json
@@ -31,6 +36,7 @@ parser.add_argument("guidellm")
 parser.add_argument("--model", default=os.path.join(TOP, "tools", "demo-model", "model"))
 for name, preset in (("streams", 2), ("rate", 4), ("requests", 60), ("rounds", 5), ("input", 48), ("output", 64)):
     parser.add_argument("--" + name, type=float if name == "rate" else int, default=preset)
+parser.add_argument("--loads", default="streams,rate")
 args, more = parser.parse_known_args()
 quire = os.path.join(args.build, "quire")
 
@@ -50,7 +56,7 @@ def guidellm(url, prompts, out, load):
         [args.guidellm, "run", "--backend",
          "kind=openai_http,target=%s,model=demo,request_format=/v1/completions" % url.removesuffix("/v1"),
          "--profile", "kind=concurrent,streams=%d" % args.streams if load == "streams" else
-         "kind=constant,rate=%g" % args.rate, "--constraint", "kind=max_requests,count=%d" % (2 * args.requests),
+         "kind=poisson,rate=%g" % args.rate, "--constraint", "kind=max_requests,count=%d" % (2 * args.requests),
          "--tokenizer", "kind=huggingface_auto,model=" + args.model, "--data", "kind=json_file,path=" + prompts,
          "--output", "kind=json,path=" + out, "--disable-progress"],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
@@ -61,7 +67,7 @@ def quire_bench(url, prompts, out, load):
         [quire, "bench", "serve", "--base-url", url, "--dataset-name", "custom", "--dataset-path", prompts,
          "--num-prompts", str(args.requests), "--ignore-eos", "--save-detailed", "--result", out, *(
              ["--max-concurrency", str(args.streams)] if load == "streams" else
-             ["--request-rate", str(args.rate), "--burstiness", "1000000"])],
+             ["--request-rate", str(args.rate)])],
         check=True, stdout=subprocess.DEVNULL, timeout=600)
 
 
@@ -80,8 +86,11 @@ def of_guidellm(path):
     assert not requests["errored"] and {q["output_tokens"] for q in requests["successful"]} == {args.output}, \
         requests["errored"] or [q["output_tokens"] for q in requests["successful"]]
     ahead = time.time() - time.monotonic()
+    # Its request_latency goes on until the connection is read to its end; vLLM's and quire's E2E end with the
+    # last token.
     return [(q["request_start_time"] - ahead, q["time_to_first_token_ms"], q["inter_token_latency_ms"],
-             q["request_latency"] * 1e3) for q in requests["successful"]]
+             q["time_to_first_token_ms"] + q["inter_token_latency_ms"] * (args.output - 1))
+            for q in requests["successful"]]
 
 
 def n_prompts(url):
@@ -130,7 +139,7 @@ with tempfile.TemporaryDirectory(prefix="quire-peer-") as folder:
         found = re.match(r"ready: (\S+)  ", server.stdout.readline())
         if not found:
             sys.exit(open(os.path.join(folder, "log")).read())
-        for load in ("streams", "rate"):
+        for load in args.loads.split(","):
             compare(found.group(1), folder, load)
     finally:
         server.terminate()
