@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "tools/near.h"
+#include "base/near.h"
 
 static const struct {
     const char *name;

@@ -21,7 +21,7 @@
 
 #include "base/json.h"
 #include "base/names.h"
-#include "tools/near.h"
+#include "base/near.h"
 #include "tools/serve.h"
 
 #define OPTIONS_NAME_MAX 64
@@ -151,8 +151,8 @@ static const char options_usage[] =
     "\n"
     "Serves a model in the foreground, without root: nginx, fronts and an engine, as a service\n"
     "has them, in a private folder. Ctrl-C ends all of them after the running requests. An engine\n"
-    "or a front that dies is started again, and streams go on. ORG/NAME is a model in the cache of\n"
-    "the Hugging Face hub on this disk.\n"
+    "or a front that dies is started again, and streams go on. ORG/NAME is a model in the cache\n"
+    "of the Hugging Face hub on this disk.\n"
     "\n"
     "With several models, or --models-dir, each has an engine that starts with the first request\n"
     "for it; --models-max N lets at most N of them be awake.\n"

@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define NAME_MAX_LEN 80 /* of names that are compared */
+#include "base/near.h"
 
 static const struct {
     const char *name, *near, *differs;
@@ -39,36 +39,10 @@ static const struct {
     {"WhisperForConditionalGeneration", "LlamaForCausalLM", "an encoder of audio"},
 };
 
-/* Levenshtein's distance: characters to insert, delete or replace. */
-static int arch_edits(const char *a, const char *b)
-{
-    int row[NAME_MAX_LEN + 1];
-    int n = (int)strnlen(b, NAME_MAX_LEN);
-
-    for (int j = 0; j <= n; j++)
-        row[j] = j;
-    for (int i = 0; a[i] != '\0' && i < NAME_MAX_LEN; i++) {
-        int above_left = row[0];
-
-        row[0] = i + 1;
-        for (int j = 1; j <= n; j++) {
-            int least = above_left + (a[i] != b[j - 1]);
-
-            above_left = row[j];
-            if (row[j] + 1 < least)
-                least = row[j] + 1;
-            if (row[j - 1] + 1 < least)
-                least = row[j - 1] + 1;
-            row[j] = least;
-        }
-    }
-    return row[n];
-}
-
 void arch_near(char *out, size_t cap, const char *name)
 {
     const char *nearest = "", *served;
-    int least = 2 * NAME_MAX_LEN;
+    int least = 2 * NEAR_MAX;
 
     for (size_t i = 0; i < sizeof unserved / sizeof unserved[0]; i++) {
         if (strcmp(unserved[i].name, name) != 0)
@@ -78,7 +52,7 @@ void arch_near(char *out, size_t cap, const char *name)
         return;
     }
     for (size_t i = 0; (served = arch_name(i)) != NULL; i++) {
-        int edits = arch_edits(name, served);
+        int edits = near_distance(name, served);
 
         if (edits < least) {
             least = edits;

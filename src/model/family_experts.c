@@ -468,7 +468,7 @@ void family_gemma4_experts(struct hf_config *c, struct config_source *s, const s
     family_check_experts(c, s);
 }
 
-/* --- families whose experts are in groups ------------------------------------------------------ */
+/* --- families whose experts are in groups ---------------------------------------------------- */
 
 /* Windows with positions, other layers without them; attention has gates; norms on both sides.
  * Without layer_types every global_attn_every_n_layers-th layer sees all tokens. */

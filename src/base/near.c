@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The distance is that of Damerau and Levenshtein, without edits between exchanged bytes; three rows
+ * The distance is that of Damerau and Levenshtein, without edits between exchanged bytes. Three rows
  * of its table are kept. */
-#include "tools/near.h"
+#include "base/near.h"
 
 #include <stddef.h>
 #include <string.h>
@@ -17,10 +17,10 @@ static int near_min(int a, int b)
     return a < b ? a : b;
 }
 
-static int near_distance(const char *a, const char *b)
+int near_distance(const char *a, const char *b)
 {
     int rows[3][NEAR_MAX + 1];
-    int a_len = (int)strlen(a), b_len = (int)strlen(b);
+    int a_len = (int)strnlen(a, NEAR_MAX), b_len = (int)strnlen(b, NEAR_MAX);
 
     for (int k = 0; k <= b_len; k++)
         rows[0][k] = k;
