@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The distance is that of Damerau and Levenshtein, without edits between exchanged bytes. Three rows
- * of its table are kept. */
+ * The distance is that of Damerau and Levenshtein, without edits between exchanged bytes. Three
+ * rows of its table are kept. */
 #include "base/near.h"
 
 #include <stddef.h>
