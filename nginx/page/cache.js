@@ -62,17 +62,22 @@ function engineParts(e) {
     ].filter(p => p);
 }
 
+let reads = 0;
+
+// Answers may come in another order than they were asked for: only the last question's is shown.
 async function read() {
-    const name = $("cache-model").value;
-    let parts = [];
+    const name = $("cache-model").value, mine = ++reads;
+    let parts = [], text;
     try {
         if (!keys.admin) throw Object.assign(new Error(), {status: 401});
         const list = await askJson("admin/cache" + (name ? "?model=" + encodeURIComponent(name) : ""), {admin: true});
         parts = (list.engines || [list]).flatMap(engineParts);
-        $("cache-why").textContent = "Read at " + new Date().toLocaleTimeString() + ".";
+        text = "Read at " + new Date().toLocaleTimeString() + ".";
     } catch (e) {
-        $("cache-why").textContent = why(e);
+        text = why(e);
     }
+    if (mine !== reads) return;
+    $("cache-why").textContent = text;
     $("cache-lists").replaceChildren(...parts);
     for (const e of [$("cache-drop-all"), $("cache-pin-part")]) e.hidden = parts.length === 0;
 }

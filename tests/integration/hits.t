@@ -148,7 +148,8 @@ def compare_types():
             tap.ok(max(abs(first[t] - again.get(t, 9)) for t in first) < 1e-4,
                    "%s: from a snapshot the same" % dtype)
     (size, want, hit), (half, got, hit_of_half) = said
-    worst = max(abs(want[t] - got.get(t, 9)) for t in want)
+    # The fifth of one may be the sixth of the other, which then has less than its fifth.
+    worst = max(abs(want[t] - got.get(t, min(got.values()))) for t in want)
     tap.ok(half * 2 == size, "%d bytes, not %d" % (half, size))
     tap.eq((hit, hit_of_half), (592, 592), "the same hits")
     tap.ok(0 < worst < 0.1, "a prompt in ten steps: log probabilities within %.4f" % worst)
