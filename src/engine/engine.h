@@ -45,10 +45,10 @@
 #include "kv/pages.h"
 #include "model/model.h"
 
-/* A step in flight: begun, and not ended. A sequence that is retired meanwhile is set to NULL in
- * it, so that its results are dropped. */
 #define ENGINE_POOLED_ROWS 64 /* are copied from the device at a time */
 
+/* A step in flight: begun, and not ended. A sequence that is retired meanwhile is set to NULL in
+ * it, so that its results are dropped. */
 struct engine_step {
     struct seq **seqs; /* [max_num_seqs], the sequences of the step */
     int *counts;       /* int [max_num_seqs], tokens that the step computes of each */
