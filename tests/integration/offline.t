@@ -323,7 +323,7 @@ with tap.section("LLM"):
 
 with tap.section("eight prompts at once"), LLM(
         large_folder(), load_format="dummy", device=DEVICE, cpu_threads=1, max_model_len=512, num_pages=128) as llm:
-    crowd(llm, 16, at_least=3)
+    crowd(llm, 16, at_least=2)  # 2.9 to 3.1: docs/benchmarks.md
 
 
 class Heard(logging.Handler):
