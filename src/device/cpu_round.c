@@ -157,7 +157,8 @@ static float round_half(const uint8_t *at)
     return value;
 }
 
-/* A block of weights: whole numbers (of Q6_K times their scales), a scale, and what all add. */
+/* A block of weights: whole numbers (of Q6_K times their scales), a scale, and a minimum that is
+ * added to each. */
 struct round_weights {
     int codes[CPU_ROUND_BLOCK];
     float scale, least;

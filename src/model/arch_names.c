@@ -343,7 +343,7 @@ const struct arch_names granite_moe_names = {
     .state_dt_bias = LAYER mixer "dt_bias", .state_skip = LAYER mixer "D",               \
     .state_norm = LAYER mixer "norm.weight", .state_out = LAYER mixer "out_proj.weight"
 
-/* The FFN of models without experts, or what all tokens use besides. */
+/* The FFN of models without experts, or the one that all tokens use beside them. */
 const struct arch_names granite_hybrid_names = {
     LLAMA_ALL,
     LLAMA_NORMS,

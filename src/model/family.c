@@ -418,7 +418,7 @@ void family_jais2(struct hf_config *c, struct config_source *s, const struct jso
     c->mlp_bias = source_flag(s, obj, "mlp_bias", true);
 }
 
-/* Multipliers of embedded tokens, of what layers add to the residual, and of the logits' input. */
+/* Multipliers of embedded tokens, of mixers' and FFNs' results, and of the logits' input. */
 void family_minicpm(struct hf_config *c, struct config_source *s, const struct json *obj)
 {
     double depth = sqrt((double)c->n_layers);

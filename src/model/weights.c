@@ -63,7 +63,7 @@ static struct k_norm weights_load_last_norm(const struct loading *in, const char
     return weights_load_norm_of(in, pattern, in->dim, norms->plus_one && !norms->last_is_plain);
 }
 
-/* A norm of what a mixer or an FFN has computed. */
+/* A norm of the result of a mixer or an FFN. */
 struct k_norm weights_load_norm_after(const struct loading *in, const char *pattern, bool has)
 {
     struct k_norm norm = weights_load_norm(in, pattern, has);

@@ -17,7 +17,7 @@ struct loading {
 /* A norm of rows of dim; K_NORM_NONE, which reads nothing, if the layer does not have it. */
 struct k_norm weights_load_norm(const struct loading *in, const char *pattern, bool has);
 
-/* The same of what a mixer or an FFN has computed. */
+/* The same for the result of a mixer or an FFN. */
 struct k_norm weights_load_norm_after(const struct loading *in, const char *pattern, bool has);
 
 /* The norm of a layer's input. The stage before the layer's has it too. */
