@@ -15,8 +15,8 @@
 #define PACKED_STAGE_BYTES (40 * 1024)
 #define PACKED_PRE_BYTES   (32 * 1024)
 #define PACKED_BOX_MAX     12
-#define PRE_MORE    (96 * 1024) /* when a CTA has four blocks, and much to read after it */
-#define WHOLE_ROWS  48          /* enough rows of an unshared tile, for any number of rows of x */
+#define PRE_MORE           (96 * 1024) /* when a CTA has four blocks, and much to read after it */
+#define WHOLE_ROWS         48 /* enough rows of an unshared tile, for any number of rows of x */
 
 static int round_up(int x, int to)
 {
