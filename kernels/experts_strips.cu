@@ -265,7 +265,9 @@ static __device__ __forceinline__ void strips_multiply_tile(strips_sums<NT> &acc
                 strips_multiply<NT>(acc, codes + w_at, exponents + w_at, x + x_at, part,
                                     (part * 2 + 1) * RUN < left);
         }
-        barrier_arrive(&s.empty[own.stage.stage]);
+        __syncwarp(); /* left out by ptxas, so that racecheck takes reads of other lanes for late */
+        if (leads())
+            barrier_arrive(&s.empty[own.stage.stage]);
         own.stage.next(), own.stage.next();
     }
 }
@@ -400,9 +402,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
 
     if (threadIdx.x < DEPTH) {
         barrier_init(&s.full[threadIdx.x], 1);
-        /* All lanes arrive: it costs no more than one, and racecheck does not see a __syncwarp()
-         * that ptxas has left out. */
-        barrier_init(&s.empty[threadIdx.x], PAIRS * 32);
+        barrier_init(&s.empty[threadIdx.x], PAIRS);
     }
     barrier_init_done();
     fence_async();
