@@ -683,9 +683,6 @@ struct k_attn_plan {
     void *work;          /* k_attn_work_bytes(), 16-byte aligned */
     const k_bf16 *gates; /* NULL, or where k_attn_shuts() [n_tokens][n_heads * head_dim]: out is
                           * multiplied with their sigmoids */
-    int is_spread; /* decodes may be tokens of one sequence, one after another, whose keys are in
-                    * the pages: then rotary is NULL, decode_seqs too, and a page that has the key
-                    * of a decode is in no other sequence's table */
 };
 
 /* List the tiles of a step, and count them and their keys in plan: host arrays with room for
