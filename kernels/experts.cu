@@ -300,8 +300,24 @@ static int experts_run_few(const struct experts_product *p, int format, int n_sm
     return experts_few(p, (enum experts_format)format, n_sms, stream);
 }
 
-/* Both products of more routes than are worth that. x in the order of experts is in y, which is not
- * needed before the second product. */
+/* Both products of more routes than are worth that, of matrices that are both plain or both e4m3. x
+ * in the order of experts is in y, which is not needed before the second product. */
+static int experts_run_grouped(const struct k_mixing *m, struct experts_product *first,
+                               const struct experts_product *second, enum experts_format in,
+                               enum experts_format down, int n_sms, k_stream stream)
+{
+    int rc = experts_spread(m->y, first->x, m->sorted.places, m->taken, first, in != EXPERTS_PLAIN,
+                            stream);
+
+    first->x = m->y;
+    if (rc == 0)
+        rc = experts_grouped(first, in, m->taken, n_sms, stream);
+    if (rc == 0)
+        rc = experts_grouped(second, down, m->taken + 1, n_sms, stream);
+    return rc;
+}
+
+/* The same of MXFP4, and of matrices that differ. */
 static int experts_run_many(const struct k_mixing *m, struct experts_product *first,
                             const struct experts_product *second, enum experts_format in,
                             enum experts_format down, int n_sms, k_stream stream)
@@ -316,6 +332,12 @@ static int experts_run_many(const struct k_mixing *m, struct experts_product *fi
     return rc;
 }
 
+static bool experts_are_grouped(enum experts_format in, enum experts_format down)
+{
+    return in != EXPERTS_MXFP4 && down != EXPERTS_MXFP4 &&
+           (in == EXPERTS_PLAIN) == (down == EXPERTS_PLAIN);
+}
+
 /* Both products on Hopper; `end`, which may be NULL, becomes NULL if that is done too. choice NULL:
  * it is made. */
 static int experts_run_sm90(const struct k_mixing *m, struct experts_product *first,
@@ -326,8 +348,10 @@ static int experts_run_sm90(const struct k_mixing *m, struct experts_product *fi
     int rc;
 
     if (first->n_tokens > K_MIXING_FEW && first->n_out % 8 == 0 && first->n_in % 8 == 0)
-        return experts_run_many(m, first, second, (enum experts_format)in,
-                                (enum experts_format)down, n_sms, stream);
+        return (experts_are_grouped((enum experts_format)in, (enum experts_format)down)
+                    ? experts_run_grouped
+                    : experts_run_many)(m, first, second, (enum experts_format)in,
+                                        (enum experts_format)down, n_sms, stream);
     if (choice != NULL)
         rc = experts_few_choose(first, choice, (enum experts_format)in, n_sms, stream);
     else

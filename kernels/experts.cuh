@@ -82,6 +82,17 @@ int experts_many(const struct experts_product *p, enum experts_format format,
 int experts_gather(k_bf16 *out, const k_bf16 *x, const struct experts_product *p,
                    enum experts_order order, k_stream stream);
 
+/* sm90_grouped.cu: the same for plain matrices, or e4m3 with rows of x rounded to e4m3, a scale for
+ * each run of 128 elements. experts_spread() puts x, which is not p->x, into p's order of routes,
+ * rounded or not, and sets both counters of k_mixing's taken to 0. experts_grouped() multiplies
+ * what it or the first product left; each product has its counter. The first product rounds its
+ * outputs, if its matrix is e4m3; the second does not. Scales stand behind the codes, which are
+ * half as large as the bfloat16 that there must be room for. */
+int experts_spread(void *out, const k_bf16 *x, const int32_t *places, uint32_t *taken,
+                   const struct experts_product *p, bool rounds, k_stream stream);
+int experts_grouped(const struct experts_product *p, enum experts_format format, uint32_t *taken,
+                    int n_sms, k_stream stream);
+
 /* portable_experts.cu: the same for few routes and for many, with x as it is. is_many: the step has
  * more tokens than K_MIXING_FEW. */
 int experts_tiles(const struct experts_product *p, enum experts_format format, bool is_many,

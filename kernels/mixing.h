@@ -33,6 +33,7 @@ struct k_mixing {
     int32_t *tiles;   /* int32 [1 + 2 * tiles]: number of tiles; expert and first place of each */
     float *inverse;   /* float32 [K_MIXING_FEW]: 1 / root of the mean square of a token */
     uint32_t *done;   /* [1 + K_MIXING_FEW / K_MIXING_WARPS]: ended blocks; 0 between launches */
+    uint32_t *taken;  /* [2]: tiles that blocks of each product took; any number between launches */
     k_bf16 *ff;       /* bf16 [routes][ff_dim] */
     k_bf16 *y;        /* bf16 [routes][dim] */
 };
@@ -71,9 +72,10 @@ int k_combine(const struct k_mixing *m, const struct k_mixing_end *end, int n, k
  * k_combine(), unless end is NULL. One token has no y with an end, because the second product adds
  * its results up. Matrices are plain, or e4m3 with scales by row or in blocks of 128 x 128, or
  * MXFP4 in the arrangement of mxfp4.h, each expert for itself; x is bf16 [n][dim]. With up to
- * K_MIXING_FEW tokens each expert that has routes is read once. ff is rounded to bfloat16. The bits
- * of a route depend on n through this limit only; with MXFP4 also on whether its expert has more
- * than 16 routes. */
+ * K_MIXING_FEW tokens each expert that has routes is read once. ff is rounded to bfloat16. On
+ * Hopper, with more tokens and both matrices e4m3, x and ff are rounded to e4m3 with a scale for
+ * each run of 128 elements, as k_quantise() does with a stride. The bits of a route depend on n
+ * through this limit only; with MXFP4 also on whether its expert has more than 16 routes. */
 int k_run_experts(const struct k_mixing *m, const struct k_mixing_input *in,
                   const struct k_mixing_end *end, int n_sms, k_stream stream);
 

@@ -32,6 +32,7 @@ size_t k_mixing_place(struct k_mixing *m, void *base, const struct k_mixing_size
     m->tiles = place(base, &at, 1 + 2 * n_tiles, sizeof(int32_t));
     m->inverse = place(base, &at, K_MIXING_FEW, sizeof(float));
     m->done = place(base, &at, 1 + K_MIXING_FEW / K_MIXING_WARPS, sizeof(uint32_t));
+    m->taken = place(base, &at, 2, sizeof(uint32_t));
     m->ff = place(base, &at, routes * (size_t)s->ff_dim, sizeof(k_bf16));
     m->y = place(base, &at, routes * (size_t)s->dim, sizeof(k_bf16));
     return at;

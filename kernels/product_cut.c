@@ -10,8 +10,13 @@
 #define SPLIT_MAX   2           /* CTAs that share a tile */
 #define STAGE_BYTES (32 * 1024) /* at most, per stage of w */
 #define PRE_BYTES   (64 * 1024) /* of w that are loaded before x, which waits in the same queue */
-#define PRE_MORE    (96 * 1024) /* when a CTA has four blocks, and much to read after it */
-#define WHOLE_ROWS  48          /* enough rows of an unshared tile, for any number of rows of x */
+#define BOX_MAX     8           /* slabs of a stage */
+/* The same of packed matrices: each stage costs its warps some 250 cycles that wait. */
+#define PACKED_STAGE_BYTES (40 * 1024)
+#define PACKED_PRE_BYTES   (32 * 1024)
+#define PACKED_BOX_MAX     12
+#define PRE_MORE           (96 * 1024) /* when a CTA has four blocks, and much to read after it */
+#define WHOLE_ROWS         48 /* enough rows of an unshared tile, for any number of rows of x */
 
 static int round_up(int x, int to)
 {
@@ -105,7 +110,8 @@ static void share_ring(struct product_cut *c, int bytes, int least)
 /* Stages that are loaded before x: as many as fit, but not more than the shorter share has. */
 static int first_stages_of(const struct product_cut *c)
 {
-    int n = (c->n_blocks == 4 ? PRE_MORE : PRE_BYTES) / c->stage_bytes;
+    int bytes = c->n_blocks == 4 ? PRE_MORE : c->packed ? PACKED_PRE_BYTES : PRE_BYTES;
+    int n = bytes / c->stage_bytes;
     int steps = (c->n_slabs / c->n_split + c->box - 1) / c->box; /* of the shorter share */
 
     n = n < c->depth ? n : c->depth;
@@ -206,7 +212,7 @@ static void cut_tail(struct product_cut *c)
 /* Cut into tiles of c->rows; false when they do not fit. */
 static bool cut_tiles(struct product_cut *c, bool tails, int n_sms)
 {
-    int box, share, even;
+    int box, most, share, even;
 
     c->n_blocks = blocks_of(c, c->rows);
     c->block_rows = c->rows / c->n_blocks;
@@ -221,8 +227,9 @@ static bool cut_tiles(struct product_cut *c, bool tails, int n_sms)
     if (c->block_rows % strip_of(c) != 0)
         return false;
     size_stage(c, 1);
-    box = STAGE_BYTES / c->stage_bytes;
-    box = box > 8 ? 8 : box;
+    box = (c->packed ? PACKED_STAGE_BYTES : STAGE_BYTES) / c->stage_bytes;
+    most = c->packed ? PACKED_BOX_MAX : BOX_MAX;
+    box = box > most ? most : box;
     share = (c->n_slabs + c->n_split - 1) / c->n_split;
     for (; box > 0; box--) {
         even = (share + box - 1) / box; /* stages of a share; the rest is the other CTA's */

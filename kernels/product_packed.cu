@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Products of few rows with codes of 4 bits in records (packed.h), bound by the bytes of w, with
- * the operations around them in a decode (k_multiply() in kernels.h).
+ * Products of one row with codes of 4 bits in records (packed.h), bound by the bytes of w, with the
+ * operations around them in a decode (k_multiply() in kernels.h). sm90_product.cu has more rows.
  *
  *   w --bulk copies--> ring of records (per warp) --mma--> accumulators -+  end of a pass: sums of
  *   x --cp.async--> shared memory ------------------^                    +--> warps and CTAs
@@ -25,23 +25,22 @@
  * group's scale one by one, which is exact, and a sum by its row's at the end. x is read by
  * ldmatrix; its rows are padded by 16 bytes, so that no two of eight meet in a bank.
  *
- * The order of sums depends on the shape and on n's bucket (packed_columns()) alone. */
+ * The order of sums depends on the shape alone. */
 #include "kernels/packed.cuh"
 #include "kernels/product_cut.h"
 #include "kernels/product_end.cuh"
 
-#define WARPS       16
-#define THREADS     (WARPS * 32)
-#define UNIT_ROWS   32 /* two strips */
-#define DEPTH_MAX   3  /* stages of a ring: with more, the end comes later */
-#define DEPTH_MIN   2
-#define FIRST       1 /* stages that are loaded before x, which waits behind them */
-#define RUN_MAX     2
-#define SPLIT_MAX   8  /* the largest cluster that every GPU has */
-#define COL_STRIDE  20 /* stride of sums in shared memory: 16 rows, and no two lanes in a bank */
-#define X_PAD       16
-#define COLUMNS_MAX 2 /* for more, more than 1 of floats, and any of 8 bits, wgmma is faster */
-#define SMEM_MAX    (226 * 1024)
+#define WARPS      16
+#define THREADS    (WARPS * 32)
+#define UNIT_ROWS  32 /* two strips */
+#define DEPTH_MAX  3  /* stages of a ring: with more, the end comes later */
+#define DEPTH_MIN  2
+#define FIRST      1 /* stages that are loaded before x, which waits behind them */
+#define RUN_MAX    2
+#define SPLIT_MAX  8  /* the largest cluster that every GPU has */
+#define COL_STRIDE 20 /* stride of sums in shared memory: 16 rows, and no two lanes in a bank */
+#define X_PAD      16
+#define SMEM_MAX   (226 * 1024)
 
 /* How a matrix is cut for a bucket of rows. */
 struct packed_cut {
@@ -68,7 +67,6 @@ struct packed_args {
     const float *rows;                 /* scales [n_out] of floats */
     bool is_gated, has_zeros, is_half; /* scales are float16 */
     int n, n_in, n_out;
-    int columns; /* of the cut */
     struct k_product p;
 };
 
@@ -196,7 +194,7 @@ static __device__ inline group_numbers packed_numbers_of(const char *record, int
 
 /* Multiply a record of each strip by the rows of x. Every second product of a strip adds to sums of
  * its own, so that it need not wait for the one before. of_x: sums of x [group][8], times 2^-33. */
-template <int NT, int GROUPS, bool ONE, bool ZEROS>
+template <int NT, int GROUPS, bool ZEROS>
 static __device__ inline void packed_multiply_record(float (&acc)[2][NT][4],
                                                      const char *const (&w)[2],
                                                      const uint32_t (&x)[NT], int x_at,
@@ -233,7 +231,7 @@ static __device__ inline void packed_multiply_record(float (&acc)[2][NT][4],
             const int strip = i / (NT * 4), tile = i / 4 % NT, elem = i % 4;
             float sum = part[0][strip][tile][elem] + part[1][strip][tile][elem];
 
-            if (ONE && elem % 2 != 0)
+            if (elem % 2 != 0) /* of rows of x that are not there */
                 continue;
             sum = __fmaf_rn(-numbers[strip].zero[elem / 2], elem % 2 == 0 ? sums.x : sums.y, sum);
             acc[strip][tile][elem] =
@@ -300,7 +298,7 @@ static __device__ inline void packed_multiply_floats(float (&acc)[2][NT][4],
 
 /* The warp's sums of a unit. x: a lane's addresses of each eight rows, and of_x sums of them, from
  * the CTA's first record. */
-template <int NT, int GROUPS, bool IS_FLOAT, bool ONE, bool ZEROS>
+template <int NT, int GROUPS, bool IS_FLOAT, bool ZEROS>
 static __device__ inline void packed_multiply_unit(float (&acc)[2][NT][4], record_ring &r,
                                                    const uint32_t (&x)[NT], int first_of_x,
                                                    const float *of_x, const packed_args &a)
@@ -320,8 +318,8 @@ static __device__ inline void packed_multiply_unit(float (&acc)[2][NT][4], recor
             if constexpr (IS_FLOAT)
                 packed_multiply_floats<NT, GROUPS>(acc, strips, x, of_share * 256);
             else
-                packed_multiply_record<NT, GROUPS, ONE, ZEROS>(acc, strips, x, of_share * 256,
-                                                               of_x + of_share * GROUPS * 8, a);
+                packed_multiply_record<NT, GROUPS, ZEROS>(acc, strips, x, of_share * 256,
+                                                          of_x + of_share * GROUPS * 8, a);
         }
         __syncwarp();
         packed_load_next(r, a, r.stage);
@@ -511,12 +509,12 @@ static __device__ inline float packed_enlarge(uint4 &words)
 
 /* packed_load_x() for codes: x times 2^100, and the sums of its groups of columns, times 2^-33 as
  * those of the products are. */
-template <int GROUPS, bool ONE>
+template <int GROUPS>
 static __device__ inline void packed_load_large_x(char *xs, float *of_x, const packed_args &a,
                                                   int first, int end, record_ring &r)
 {
-    const int TOGETHER = 4, LANES = 16 / GROUPS;   /* that have a group */
-    int each = (end - first) * 16, n = a.n * each; /* words of 16 bytes */
+    const int TOGETHER = 4, LANES = 16 / GROUPS; /* that have a group */
+    int n = (end - first) * 16;                  /* words of 16 bytes */
     const uint4 *from = (const uint4 *)a.p.x + (size_t)first * 16;
 
     for (int base = 0; base < n; base += TOGETHER * THREADS) {
@@ -524,29 +522,28 @@ static __device__ inline void packed_load_large_x(char *xs, float *of_x, const p
 
 #pragma unroll
         for (int k = 0; k < TOGETHER; k++) {
-            int i = base + k * THREADS + (int)threadIdx.x, col = ONE ? 0 : i / each;
+            int i = base + k * THREADS + (int)threadIdx.x;
 
             if (i < n)
-                words[k] = __ldcg(from + (size_t)col * (a.n_in / 8) + (i - col * each));
+                words[k] = __ldcg(from + i);
         }
         if (base == 0)
             packed_load_rest(r, a);
 #pragma unroll
         for (int k = 0; k < TOGETHER; k++) {
-            int i = base + k * THREADS + (int)threadIdx.x, col = ONE ? 0 : i / each;
-            int at = i - col * each;
+            int i = base + k * THREADS + (int)threadIdx.x;
             float sum;
 
             if (i >= n)
                 break;
             sum = packed_enlarge(words[k]);
-            *(uint4 *)(xs + col * a.c.x_stride + at * 16) = words[k];
+            *(uint4 *)(xs + i * 16) = words[k];
 #pragma unroll
             for (int apart = LANES / 2; apart > 0;
                  apart /= 2) /* a half of the warp may have left */
                 sum += __shfl_xor_sync(0xffffU << (threadIdx.x & 16), sum, apart);
             if (threadIdx.x % LANES == 0)
-                of_x[at / LANES * 8 + col] = sum * 0x1p-33f;
+                of_x[i / LANES * 8] = sum * 0x1p-33f;
         }
     }
 }
@@ -597,9 +594,9 @@ static __device__ inline record_ring packed_open_ring(const packed_args &a, char
     return r;
 }
 
-/* NT: columns, in eights; GROUPS: of a record; IS_FLOAT: codes are e2m1; ONE: of one row; ZEROS:
- * there are zero points. Shared memory: rings, x, sums, inverse norms, sums of x, barriers. */
-template <int NT, int GROUPS, bool IS_FLOAT, bool ONE, bool ZEROS>
+/* NT: columns, in eights; GROUPS: of a record; IS_FLOAT: codes are e2m1; ZEROS: there are zero
+ * points. Shared memory: rings, x, sums, inverse norms, sums of x, barriers. */
+template <int NT, int GROUPS, bool IS_FLOAT, bool ZEROS>
 static __global__ void __launch_bounds__(THREADS, 1)
     packed_kernel(const __grid_constant__ packed_args a)
 {
@@ -635,7 +632,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     if constexpr (IS_FLOAT)
         packed_load_x(xs, a, first, end, r);
     else
-        packed_load_large_x<GROUPS, ONE>(xs, of_x, a, first, end, r);
+        packed_load_large_x<GROUPS>(xs, of_x, a, first, end, r);
     end_fetch_squares(squares, warp, a);
     __syncthreads();
     for (base = begin; base < last; base += e.per_pass, pass++) {
@@ -643,7 +640,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
         float acc[2][NT][4] = {};
 
         if (base + (warp >> a.c.warps_bits) < last)
-            packed_multiply_unit<NT, GROUPS, IS_FLOAT, ONE, ZEROS>(acc, r, x, first, of_x, a);
+            packed_multiply_unit<NT, GROUPS, IS_FLOAT, ZEROS>(acc, r, x, first, of_x, a);
         if (pass == 0)
             end_find_inverse<WARPS>(inverse, squares, warp, a);
         else
@@ -660,26 +657,15 @@ static __global__ void __launch_bounds__(THREADS, 1)
 
 /* --- the cut ---------------------------------------------------------------------------------- */
 
-static int packed_round_up(int x, int to)
-{
-    return (x + to - 1) / to * to;
-}
-
 static int packed_ceil_of(int x, int by)
 {
     return (x + by - 1) / by;
 }
 
-/* Columns of a cut. */
-static int packed_columns(int n)
-{
-    return n <= 1 ? 1 : COLUMNS_MAX;
-}
-
 /* The most rows of this kernel. */
 static int packed_rows_max(const struct k_matrix *w)
 {
-    return w->format.elem == K_INT8 ? 0 : w->format.elem == K_FLOAT4 ? 1 : COLUMNS_MAX;
+    return w->format.elem == K_INT8 ? 0 : 1;
 }
 
 /* Clusters of more than two CTAs need multiprocessors of one part of the GPU, which have 16 or 18,
@@ -693,16 +679,16 @@ static int packed_groups_of(int n_sms, int n_split, int n_units)
     return n < n_units ? n : n_units;
 }
 
-/* Lay out shared memory for so many columns; false when too few stages fit. */
-static bool packed_lay_out(struct packed_cut *c, int columns)
+/* Lay out shared memory; false when too few stages fit. */
+static bool packed_lay_out(struct packed_cut *c)
 {
     int passes = packed_ceil_of(packed_ceil_of(c->n_units, c->n_groups), WARPS / c->n_warps);
     int stages = WARPS * 2 * c->run * c->record_bytes, rest;
 
     c->x_stride = packed_ceil_of(c->n_records, c->n_split) * 256 + X_PAD;
     c->buffers = passes > 1 ? 2 : 1;
-    rest = columns * c->x_stride + c->buffers * WARPS * 2 * columns * COL_STRIDE * 4 +
-           packed_round_up(columns, 8) * 4 + WARPS * DEPTH_MAX * 8 + c->x_groups * 32;
+    rest = c->x_stride + c->buffers * WARPS * 2 * COL_STRIDE * 4 + 8 * 4 + WARPS * DEPTH_MAX * 8 +
+           c->x_groups * 32;
     c->depth = c->x_groups > 0 && rest + DEPTH_MAX * stages <= SMEM_MAX ? DEPTH_MAX : DEPTH_MIN;
     c->smem = rest + c->depth * stages;
     return c->smem <= SMEM_MAX;
@@ -710,21 +696,21 @@ static bool packed_lay_out(struct packed_cut *c, int columns)
 
 /* An estimate of the cycles of a CTA: of its bytes, of its instructions, and of the part of a
  * launch that is not hidden. */
-static long packed_cost_of(const struct packed_cut *c, int columns)
+static long packed_cost_of(const struct packed_cut *c)
 {
     int units = packed_ceil_of(c->n_units, c->n_groups),
         records = packed_ceil_of(c->n_records, c->n_split);
-    int tiles = packed_ceil_of(columns, 8), passes = packed_ceil_of(units, WARPS / c->n_warps);
+    int passes = packed_ceil_of(units, WARPS / c->n_warps);
     long bytes = (long)units * records * 2 * c->record_bytes / 20;
-    long work = passes * (packed_ceil_of(records, c->n_warps) * (600L + 300L * tiles) +
-                          (c->n_split > 1 ? 2000L : 800L));
-    long x = (long)columns * records * 256 / 40;
+    long work =
+        passes * (packed_ceil_of(records, c->n_warps) * 900L + (c->n_split > 1 ? 2000L : 800L));
+    long x = (long)records * 256 / 40;
 
     return (bytes > work ? bytes : work) + x + (c->n_split > 1 ? 2500 : 0);
 }
 
-/* Cut w for so many columns; false when no cut fits into shared memory. */
-static bool packed_cut_of(struct packed_cut *best, const struct k_matrix *w, int columns, int n_sms)
+/* Cut w; false when no cut fits into shared memory. */
+static bool packed_cut_of(struct packed_cut *best, const struct k_matrix *w, int n_sms)
 {
     const struct k_packing packing = k_packing_of(&w->format);
     struct packed_cut c = {};
@@ -745,11 +731,11 @@ static bool packed_cut_of(struct packed_cut *best, const struct k_matrix *w, int
         for (c.n_warps = 1; c.n_warps <= WARPS; c.n_warps *= 2, c.warps_bits++) {
             /* short parts of rows are loaded sooner in single records */
             c.run = packed_ceil_of(c.n_records, c.n_split * c.n_warps) >= 8 ? RUN_MAX : 1;
-            if (!packed_lay_out(&c, columns))
+            if (!packed_lay_out(&c))
                 c.run = 1;
-            if (!packed_lay_out(&c, columns) || (least > 0 && packed_cost_of(&c, columns) >= least))
+            if (!packed_lay_out(&c) || (least > 0 && packed_cost_of(&c) >= least))
                 continue;
-            least = packed_cost_of(&c, columns);
+            least = packed_cost_of(&c);
             *best = c;
         }
     }
@@ -768,16 +754,16 @@ int product_packed_bucket(const struct k_matrix *w, int n)
 {
     if (n > packed_rows_max(w))
         return product_cut_columns(n) == 48 ? K_PRODUCT_ROWS_MAX : product_cut_columns(n);
-    return n <= 1 ? 1 : packed_rows_max(w);
+    return 1;
 }
 
-template <int NT, int GROUPS, bool IS_FLOAT, bool ONE, bool ZEROS>
+template <int NT, int GROUPS, bool IS_FLOAT, bool ZEROS>
 static int packed_launch(const packed_args &a, k_stream stream)
 {
     cudaLaunchAttribute attributes[2] = {};
     cudaLaunchConfig_t config = {};
 
-    if (cudaFuncSetAttribute(packed_kernel<NT, GROUPS, IS_FLOAT, ONE, ZEROS>,
+    if (cudaFuncSetAttribute(packed_kernel<NT, GROUPS, IS_FLOAT, ZEROS>,
                              cudaFuncAttributeMaxDynamicSharedMemorySize, SMEM_MAX) != cudaSuccess)
         return -1;
     attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -790,27 +776,23 @@ static int packed_launch(const packed_args &a, k_stream stream)
     config.stream = stream;
     config.attrs = attributes;
     config.numAttrs = a.c.n_split > 1 ? 2 : 1;
-    return cudaLaunchKernelEx(&config, packed_kernel<NT, GROUPS, IS_FLOAT, ONE, ZEROS>, a) ==
-                   cudaSuccess
+    return cudaLaunchKernelEx(&config, packed_kernel<NT, GROUPS, IS_FLOAT, ZEROS>, a) == cudaSuccess
                ? 0
                : -1;
 }
 
 template <int NT, int GROUPS> static int packed_launch_codes(const packed_args &a, k_stream stream)
 {
-    if (a.has_zeros)
-        return a.columns == 1 ? packed_launch<NT, GROUPS, false, true, true>(a, stream)
-                              : packed_launch<NT, GROUPS, false, false, true>(a, stream);
-    return a.columns == 1 ? packed_launch<NT, GROUPS, false, true, false>(a, stream)
-                          : packed_launch<NT, GROUPS, false, false, false>(a, stream);
+    return a.has_zeros ? packed_launch<NT, GROUPS, false, true>(a, stream)
+                       : packed_launch<NT, GROUPS, false, false>(a, stream);
 }
 
 template <int NT>
 static int packed_launch_group(const packed_args &a, const struct k_format *f, k_stream stream)
 {
     if (f->elem == K_FLOAT4)
-        return f->group_cols == 16 ? packed_launch<NT, 8, true, true, false>(a, stream)
-                                   : packed_launch<NT, 4, true, true, false>(a, stream);
+        return f->group_cols == 16 ? packed_launch<NT, 8, true, false>(a, stream)
+                                   : packed_launch<NT, 4, true, false>(a, stream);
     switch (f->group_cols) {
     case 32: return packed_launch_codes<NT, 4>(a, stream);
     case 64: return packed_launch_codes<NT, 2>(a, stream);
@@ -818,36 +800,16 @@ static int packed_launch_group(const packed_args &a, const struct k_format *f, k
     }
 }
 
-/* The rows of p from `first` on. */
-static struct k_product packed_rows_from(const struct k_product *p, int first)
-{
-    struct k_product some = *p;
-    size_t at = (size_t)first, n_out = (size_t)p->w->n_out;
-    size_t y_bytes = p->kind == K_PRODUCT_FLOAT   ? 4 * n_out
-                     : p->kind == K_PRODUCT_GATED ? n_out
-                                                  : 2 * n_out;
-
-    some.x = (const k_bf16 *)p->x + at * (size_t)p->w->n_in;
-    if (p->sums_in != NULL)
-        some.sums_in = p->sums_in + at * (size_t)p->n_sums;
-    if (p->y != NULL)
-        some.y = (char *)p->y + at * y_bytes;
-    if (p->kind == K_PRODUCT_RESIDUAL) {
-        some.residual = p->residual + at * n_out;
-        some.normed = (k_bf16 *)p->normed + at * n_out;
-        some.sums_out = p->sums_out + at * (n_out / 16);
-    }
-    return some;
-}
-
-/* Some of the rows: as many as a cut has columns for. More rows than a cut takes are several
- * products, each of which reads w. */
-static int packed_run(const struct k_product *p, const struct packed_cut *cut, int n, int columns,
-                      k_stream stream)
+int product_packed(const struct k_product *p, int n, int n_sms, k_stream stream)
 {
     packed_args args = {};
 
-    args.c = *cut;
+    if (n > K_PRODUCT_ROWS_MAX || !k_format_fits(&p->w->format, p->w->n_out, p->w->n_in))
+        return -1;
+    if (n > packed_rows_max(p->w))
+        return product_wide_packed(p, n, n_sms, stream);
+    if (!packed_cut_of(&args.c, p->w, n_sms))
+        return -1;
     args.p = *p;
     args.w = (const char *)p->w->data;
     args.rows = p->w->format.elem == K_FLOAT4 ? (const float *)p->w->scales : NULL;
@@ -856,28 +818,6 @@ static int packed_run(const struct k_product *p, const struct packed_cut *cut, i
     args.n_out = p->w->n_out;
     args.is_gated = p->kind == K_PRODUCT_GATED;
     args.has_zeros = p->w->format.has_zeros;
-    args.columns = columns;
     args.is_half = p->w->format.scale == K_F16;
     return packed_launch_group<1>(args, &p->w->format, stream);
-}
-
-int product_packed(const struct k_product *p, int n, int n_sms, k_stream stream)
-{
-    int columns = packed_columns(n), rc = 0;
-    struct packed_cut cut;
-
-    if (n > K_PRODUCT_ROWS_MAX || !k_format_fits(&p->w->format, p->w->n_out, p->w->n_in))
-        return -1;
-    if (n > packed_rows_max(p->w))
-        return product_wide_packed(p, n, n_sms, stream);
-    while (columns > 1 && !packed_cut_of(&cut, p->w, columns, n_sms))
-        columns = 1;
-    if (columns == 1 && !packed_cut_of(&cut, p->w, columns, n_sms))
-        return -1;
-    for (int row = 0; row < n && rc == 0; row += columns) {
-        struct k_product some = packed_rows_from(p, row);
-
-        rc = packed_run(&some, &cut, n - row < columns ? n - row : columns, columns, stream);
-    }
-    return rc;
 }

@@ -446,9 +446,15 @@ static __device__ __forceinline__ void wide_multiply_tile(
             wide_pass_stages(r, from, ring_n_before(MB, group));
             w = r.stages + (uint32_t)from.at * r.stage_bytes;
             barrier_wait(r.full + from.at * 8, from.parity);
-            if constexpr (WIDE_INTEGERS(FORM))
+            if constexpr (WIDE_INTEGERS(FORM) && N <= CODES_FEW)
+                codes_multiply_few<N, WIDE_IS_WHOLE(FORM), WIDE_BITS(FORM)>(
+                    acc[block][0], w + lane, x, n_slabs, r.slab * 16, r.x_slab, form);
+            else if constexpr (WIDE_INTEGERS(FORM))
                 codes_multiply<N, WIDE_IS_WHOLE(FORM), WIDE_BITS(FORM)>(
                     acc[block][0], w + lane, x, n_slabs, r.slab * 16, r.x_slab, r.x_rows, form);
+            else if constexpr (FORM == WIDE_FLOATS && N <= CODES_FEW)
+                codes_multiply_few_floats<N>(acc[block], w + lane, x, n_slabs, r.slab * 16,
+                                             r.x_slab, form);
             else if constexpr (FORM == WIDE_FLOATS)
                 codes_multiply_floats<N>(acc[block], w + lane, x, n_slabs, r.slab * 16, r.x_slab,
                                          r.x_rows, form);

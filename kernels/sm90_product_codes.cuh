@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Codes in records (packed.h) as the first operand of sm90_product.cu: stages of strips, and their
- * way through registers, where they become bfloat16.
+ * way through registers, where they become bfloat16. Up to CODES_FEW rows of x are multiplied by
+ * mma.sync, more by wgmma.
  *
  * A stage has the block's strips, each [slabs][record]; a slab is a record, 128 columns. The four
  * warps of a warpgroup have a strip each, whose fragments are those of wgmma's first operand. x is
@@ -341,6 +342,133 @@ static __device__ __forceinline__ void codes_multiply(float (&acc)[N / 2], uint3
             codes_widen_slab<WHOLE, BITS>(a[0], scales[0], numbers, words, record, 0, form);
         }
         codes_end_group<N>(acc, part, scales[1][1]);
+    }
+}
+
+/* --- up to eight rows ------------------------------------------------------------------------- */
+
+/* The most rows of x for which mma.sync is faster: four warps take 6 cycles for a product of 64 x 8
+ * x 16, and wgmma takes 13, as it does for 64 x 16 x 16. */
+#define CODES_FEW 8
+
+/* Load 32 columns of N rows of x, operands of two products. at: the lane's address. */
+template <int N>
+static __device__ __forceinline__ void codes_load_x(uint32_t (&b)[N / 8][4], uint32_t at)
+{
+#pragma unroll
+    for (int i = 0; i < N / 8; i++)
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(b[i][0]), "=r"(b[i][1]), "=r"(b[i][2]), "=r"(b[i][3])
+                     : "r"(at + (uint32_t)(i * 8 * CUT_SLAB))
+                     : "memory");
+}
+
+/* Multiply 16 columns by N rows of x with mma.sync: the first half of b, or the second. */
+template <int N>
+static __device__ __forceinline__ void codes_multiply_step(float (&sums)[N / 2],
+                                                           const uint32_t (&a)[4],
+                                                           const uint32_t (&b)[N / 8][4], int which)
+{
+#pragma unroll
+    for (int i = 0; i < N / 8; i++)
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+            "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+            : "+f"(sums[4 * i]), "+f"(sums[4 * i + 1]), "+f"(sums[4 * i + 2]), "+f"(sums[4 * i + 3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[i][which * 2]),
+              "r"(b[i][which * 2 + 1]));
+}
+
+/* Add the sums of a group of columns times its scales, and begin them anew. */
+template <int N>
+static __device__ __forceinline__ void codes_add_group(float (&acc)[N / 2], float (&part)[2][N / 2],
+                                                       const float (&scales)[2])
+{
+#pragma unroll
+    for (int i = 0; i < N / 2; i++) {
+        acc[i] = __fmaf_rn(part[0][i] + part[1][i], scales[i / 2 % 2], acc[i]);
+        part[0][i] = part[1][i] = 0.0f;
+    }
+}
+
+/* The lane's address of x: eight lanes give those of a matrix of eight rows and eight columns. */
+static __device__ __forceinline__ uint32_t codes_x_at(uint32_t x)
+{
+    uint32_t lane = threadIdx.x % 32;
+
+    return x * 16 + lane % 8 * CUT_SLAB + (lane / 8 ^ lane % 8) * 16;
+}
+
+/* codes_multiply() with mma.sync, a tile of 64 columns at a time. Two sums for a group, so that a
+ * product need not wait for the one before. */
+template <int N, bool WHOLE, int BITS>
+static __device__ __forceinline__ void codes_multiply_few(float (&acc)[N / 2], uint32_t at,
+                                                          uint32_t x, int n_slabs, uint32_t slab,
+                                                          uint32_t x_slab, const code_form &form)
+{
+    uint32_t x_at = codes_x_at(x);
+    float part[2][N / 2] = {};
+    uint4 words[BITS / 4];
+
+    codes_load_tile<BITS>(words, at);
+#pragma unroll 2 /* two records have twice as many products that can wait for each other */
+    for (int s = 0; s < n_slabs; s++, at += slab) {
+        uint32_t record = at - threadIdx.x % 32 * 16;
+        code_numbers numbers;
+
+#pragma unroll
+        for (int tile = 0; tile < 2; tile++, x_at += x_slab * 16) {
+            uint32_t a[4][4], b[2][N / 8][4];
+            float scales[2][2];
+
+            codes_load_x<N>(b[0], x_at);
+            codes_load_x<N>(b[1], x_at ^ 64);
+            codes_widen_slab<WHOLE, BITS>(a, scales, numbers, words, record, tile, form);
+            if (tile == 0)
+                codes_load_tile<BITS>(words, at + PACKED_CODE_BYTES / 8 * BITS);
+            else if (s + 1 < n_slabs)
+                codes_load_tile<BITS>(words, at + slab);
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                codes_multiply_step<N>(part[i % 2], a[i], b[i / 2], i % 2);
+                if (!WHOLE && i == 1 && form.groups == 4)
+                    codes_add_group<N>(acc, part, scales[0]);
+            }
+            if (tile == 1 || (!WHOLE && form.groups > 1))
+                codes_add_group<N>(acc, part, scales[1]);
+        }
+    }
+}
+
+/* The same of floats. */
+template <int N>
+static __device__ __forceinline__ void codes_multiply_few_floats(float (&acc)[2][N / 2],
+                                                                 uint32_t at, uint32_t x,
+                                                                 int n_slabs, uint32_t slab,
+                                                                 uint32_t x_slab,
+                                                                 const code_form &form)
+{
+    uint32_t x_at = codes_x_at(x);
+    uint4 words = codes_load_words(at);
+
+#pragma unroll 1
+    for (int s = 0; s < n_slabs; s++, at += slab) {
+        uint32_t record = at - threadIdx.x % 32 * 16;
+
+#pragma unroll
+        for (int tile = 0; tile < 2; tile++, x_at += x_slab * 16) {
+            uint32_t a[4][4], b[2][N / 8][4];
+
+            codes_load_x<N>(b[0], x_at);
+            codes_load_x<N>(b[1], x_at ^ 64);
+            codes_widen_floats(a, words, record, tile, form);
+            if (tile == 0)
+                words = codes_load_words(at + PACKED_CODE_BYTES / 2);
+            else if (s + 1 < n_slabs)
+                words = codes_load_words(at + slab);
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                codes_multiply_step<N>(acc[i % 2], a[i], b[i / 2], i % 2);
+        }
     }
 }
 

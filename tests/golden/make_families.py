@@ -547,7 +547,10 @@ WRAPPED = {
 def make_config(transformers, kind, fields, vision):
     if vision is None:
         return transformers.AutoConfig.for_model(kind, **fields)
-    return transformers.AutoConfig.for_model(kind, text_config=fields, vision_config=vision)
+    # Weights between the parts that are not served: 80 MB by default.
+    between = dict(out_hidden_size=16, projector_hidden_size=16) if kind == "muse_glimmer" else {}
+    return transformers.AutoConfig.for_model(kind, text_config=fields, vision_config=vision,
+                                             **between)
 
 
 def scale_of_embedding(config):

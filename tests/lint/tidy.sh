@@ -16,6 +16,8 @@ check() { # name, offending lines
 code=$(find src kernels tools tests -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' | sort)
 own=$(find src tools -name '*.c' | sort)
 check "no file above 1000 lines" "$(wc -l $code | awk '$2 != "total" && $1 > 1000')"
+check "no file of the project above 1 MiB but the demo model" "$(git ls-files -z |
+    xargs -0 -r stat -c '%s %n' 2>&1 | awk '$1 > 1048576 && $2 !~ "^tools/demo-model/"')"
 check "no line above 100 characters" \
     "$(awk 'length($0) > 100 {print FILENAME ":" FNR}' $code)"
 check "no tabs, no space at a line's end" "$(grep -nP '\t|[ ]+$' $code)"

@@ -55,8 +55,8 @@ static bool has_room(const struct product_cut *c)
     if (c->packed) /* four warps read a strip each */
         reach = 4 * c->group_bytes;
 
-    return c->block_rows % 8 == 0 && c->block_rows <= CUT_BLOCK && c->box >= 1 && c->box <= 8 &&
-           holds_stage(c) && c->x_bytes % 1024 == 0 &&
+    return c->block_rows % 8 == 0 && c->block_rows <= CUT_BLOCK && c->box >= 1 &&
+           c->box <= (c->packed ? 12 : 8) && holds_stage(c) && c->x_bytes % 1024 == 0 &&
            c->x_copied == c->box * c->x_slabs * c->x_rows * CUT_SLAB && c->x_copied <= c->x_bytes &&
            c->depth >= least && c->depth <= CUT_DEPTH_MAX &&
            c->x_depth >= (c->n_blocks == 1 ? 4 : 2) && c->x_depth <= CUT_DEPTH_MAX &&
