@@ -79,10 +79,10 @@ void k_adapt_sort(const struct k_adapt_rows *to, const int32_t *slots_of, int n,
                   int32_t *work);
 
 /* A row of t has K_ADAPT_STRIDE(rank_max) numbers; the most sums that they are split into. */
-#define K_ADAPT_SPLITS 8
+#define K_ADAPT_SPLITS 4
 
-/* A product whose rows may have adapters, in three steps: k_adapt_in() and the product itself, in
- * any order, then k_adapt_out(), which does what p says with the sum of both (struct k_product):
+/* A product whose rows may have adapters, in three steps: k_adapt_in(), then the product itself,
+ * then k_adapt_out(), which does what p says with the sum of both (struct k_product):
  *
  *   K_PRODUCT_PLAIN, _FLOAT      y has the product and gets the sum
  *   K_PRODUCT_GATED, _RESIDUAL   plain has the product, bias included; norm and sums as there
@@ -94,8 +94,6 @@ struct k_adapting {
     struct k_adapt_rows rows; /* likewise */
     struct k_product p;
     bool x_is_half;      /* x is as K_HALF_AT; n_in is a multiple of 16 */
-    bool x_is_there;     /* for k_adapt_in(): the launch before it has waited for x and sums_in
-                          * before it let others begin, so that both may run at a time */
     const k_bf16 *plain; /* bf16 [n][n_out] */
     float *t;            /* memory for k_adapt_t_len() numbers */
     uint32_t *meet;      /* [2], zeros between launches; NULL: k_adapt_joins() says no */

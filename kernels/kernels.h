@@ -373,13 +373,7 @@ struct k_product {
     const void *norm; /* [n_out] */
     void *normed;     /* [n][n_out] */
     float *sums_out;  /* float32 [n][ceil(n_out / 16)] */
-    bool leaves_room; /* the next launch runs beside it, in blocks of K_BESIDE_REGS registers and
-                       * K_BESIDE_BYTES of shared memory for a multiprocessor: the kernel takes the
-                       * rest at most, and lets it begin when it has waited for the previous one */
 };
-
-#define K_BESIDE_REGS  (16 * 1024)
-#define K_BESIDE_BYTES (7 * 1024)
 
 /* n is 1 .. K_PRODUCT_ROWS_MAX; k_multiply_takes(): can the kernels read this matrix for n rows?
  * (K_PRODUCT_RESIDUAL also needs n_out to be a multiple of 16.) A row's result does not depend on

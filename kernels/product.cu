@@ -411,8 +411,6 @@ static __global__ void __launch_bounds__(THREADS + 32 * product_adapters<JOIN>::
         return;
     }
     asm volatile("griddepcontrol.wait;" ::: "memory");
-    if (!HELPED && a.p.leaves_room)
-        asm volatile("griddepcontrol.launch_dependents;");
     if (warp == 0 && leads())
         product_load_x(xs, a, x_bar);
     end_fetch_squares(squares, warp, a);

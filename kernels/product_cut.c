@@ -169,9 +169,9 @@ static bool lay_out(struct product_cut *c, int box)
     /* Blocks of less than 64 rows: the wgmma reads the bytes after them, too. These are mostly
      * stages of x. */
     slack = (CUT_BLOCK - c->block_rows) / strip_of(c) * c->group_bytes;
-    share_ring(c, c->smem_max - rest, least);
+    share_ring(c, CUT_SMEM_MAX - rest, least);
     if (c->x_depth * c->x_bytes < slack)
-        share_ring(c, c->smem_max - rest - slack, least);
+        share_ring(c, CUT_SMEM_MAX - rest - slack, least);
     c->first_stages = first_stages_of(c);
     c->x_at = round_up(c->depth * c->stage_bytes, 1024); /* for the swizzle */
     ring = c->x_at + c->x_depth * c->x_bytes;
@@ -193,7 +193,7 @@ static bool lay_out(struct product_cut *c, int box)
     c->smem = c->rest_at + CUT_REST_BYTES;
     if (!c->packed && is_pair && c->stage_bytes < sums)
         return false;
-    return c->depth >= min_stages(c) && c->smem <= c->smem_max;
+    return c->depth >= min_stages(c) && c->smem <= CUT_SMEM_MAX;
 }
 
 /* Cut the rows after the last round in which every CTA has a whole tile into one tile for each. */
@@ -242,12 +242,11 @@ static bool cut_tiles(struct product_cut *c, bool tails, int n_sms)
 
 /* First the split and the rows per tile, then the layout. A second attempt with more rows per tile
  * follows if sums do not fit into a stage. */
-static bool cut_within(struct product_cut *c, const struct k_matrix *w, enum k_product_kind kind,
-                       int n, int n_sms, int smem_max)
+bool product_cut_of(struct product_cut *c, const struct k_matrix *w, enum k_product_kind kind,
+                    int n, int n_sms)
 {
     bool tails;
 
-    c->smem_max = smem_max;
     c->gated = kind == K_PRODUCT_GATED;
     c->n_out = w->n_out;
     c->n_in = w->n_in;
@@ -283,16 +282,4 @@ static bool cut_within(struct product_cut *c, const struct k_matrix *w, enum k_p
      * short for tiles with half of that. */
     c->rows = round_up(c->rows, 16 * c->n_split);
     return cut_tiles(c, tails, n_sms);
-}
-
-bool product_cut_of(struct product_cut *c, const struct k_matrix *w, enum k_product_kind kind,
-                    int n, int n_sms)
-{
-    return cut_within(c, w, kind, n, n_sms, CUT_SMEM_MAX);
-}
-
-bool product_cut_beside(struct product_cut *c, const struct k_matrix *w, enum k_product_kind kind,
-                        int n, int n_sms)
-{
-    return cut_within(c, w, kind, n, n_sms, CUT_SMEM_MAX - K_BESIDE_BYTES);
 }

@@ -67,7 +67,7 @@ struct product_cut {
      * of w; the latter in the stage that would be loaded next, which was read first of the last
      * `depth` */
     int own_at[2], sent_at[2];
-    int smem, smem_max;
+    int smem;
     int round; /* with several blocks: columns that are written at a time */
 };
 
@@ -82,10 +82,6 @@ int product_cut_slab_cols(const struct k_format *format);
  * which is known of no such shape. */
 bool product_cut_of(struct product_cut *c, const struct k_matrix *w, enum k_product_kind kind,
                     int n, int n_sms);
-
-/* The same with less shared memory, for a product that leaves room. */
-bool product_cut_beside(struct product_cut *c, const struct k_matrix *w, enum k_product_kind kind,
-                        int n, int n_sms);
 
 #ifdef __cplusplus
 }

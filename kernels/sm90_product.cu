@@ -675,16 +675,9 @@ static __device__ __forceinline__ void wide_help(const cta &own, const wide_args
     named_arrive(1, THREADS - 32);
 }
 
-/* The threads for which registers suffice: with 128 registers there are K_BESIDE_REGS left for the
- * adapters of a plain product. */
-template <int MB, int KIND, wide_form FORM> static constexpr int wide_allowed(void)
-{
-    return MB == 4 && KIND == K_PRODUCT_PLAIN && FORM == WIDE_PLAIN ? 512 : THREADS;
-}
-
 /* N: columns computed; MB: blocks per tile; KIND: of product; FORM: of w. */
 template <int N, int MB, int KIND, wide_form FORM>
-static __global__ void __launch_bounds__(wide_allowed<MB, KIND, FORM>(), 1)
+static __global__ void __launch_bounds__(THREADS, 1)
     wide_kernel(const __grid_constant__ CUtensorMap w_map,
                 const __grid_constant__ CUtensorMap x_map,
                 const __grid_constant__ CUtensorMap tail_map, const __grid_constant__ wide_args a)
@@ -860,14 +853,6 @@ template <int N> static int wide_choose(const maps &m, const wide_args &a, k_str
                                                : wide_choose_blocks<N, WIDE_PLAIN>(m, a, stream);
 }
 
-/* A matrix that cannot be cut so that there is room beside it is cut as others are. */
-static bool wide_cut(wide_args *a, int n, int n_sms)
-{
-    if (a->p.leaves_room && product_cut_beside(&a->c, a->p.w, a->p.kind, n, n_sms))
-        return true;
-    return product_cut_of(&a->c, a->p.w, a->p.kind, n, n_sms);
-}
-
 /* Plain bf16, and e4m3 or bytes with at most one scale per row. */
 bool product_wide_takes(const struct k_matrix *w, int n)
 {
@@ -885,7 +870,8 @@ int product_wide(const struct k_product *p, int n, int n_sms, k_stream stream)
     args.p = *p;
     args.scales = (const float *)p->w->scales;
     args.n = n;
-    if ((p->sums_in != NULL && p->n_sums % 4 != 0) || !wide_cut(&args, n, n_sms) ||
+    if ((p->sums_in != NULL && p->n_sums % 4 != 0) ||
+        !product_cut_of(&args.c, p->w, p->kind, n, n_sms) ||
         wide_encode_maps(&tensor_maps, args) != 0)
         return -1;
     switch (args.c.columns) {
@@ -921,7 +907,8 @@ int product_wide_packed(const struct k_product *p, int n, int n_sms, k_stream st
     args.codes = codes_of(p->w);
     if (n > 32 && n < least)
         n = least;
-    if ((p->sums_in != NULL && p->n_sums % 4 != 0) || !wide_cut(&args, n, n_sms) ||
+    if ((p->sums_in != NULL && p->n_sums % 4 != 0) ||
+        !product_cut_of(&args.c, p->w, p->kind, n, n_sms) ||
         wide_encode_maps(&tensor_maps, args) != 0)
         return -1;
     switch (args.c.columns) {

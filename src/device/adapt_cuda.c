@@ -2,7 +2,7 @@
  *
  * Low-rank adapters on the cuda device (kernels/adapter.h).
  *
- *   x -> the product, t = a x -> y += scale * b t, and the rest of a fused product
+ *   x -> t = a x -> the product -> y += scale * b t, and the rest of a fused product
  *
  * The rows' order is made when a step begins, with its other arrays, so that steps that differ only
  * in their adapters are one recorded step. Steps without adapters do not come here. */
@@ -99,9 +99,8 @@ void adapt_after(struct cuda *c, const struct k_adapting *a)
     cuda_keep(c, k_adapt_out(a, c->stream), "adapters");
 }
 
-/* Few rows of plain matrices: one launch. Else the product writes plain rows while t is made beside
- * it, and the end of the fused one is done with the adapters' sum. Products wait for x before they
- * let the next launch begin. */
+/* Few rows of plain matrices: one launch. Else the product writes plain rows, and the end of the
+ * fused one is done with the adapters' sum. */
 void adapt_product(struct cuda *c, const struct k_product *p, int n)
 {
     struct k_adapting a = adapt_begin(c, p->w, n);
@@ -113,8 +112,6 @@ void adapt_product(struct cuda *c, const struct k_product *p, int n)
         return;
     }
     a.x_is_half = k_format_reads_half(&p->w->format);
-    a.x_is_there = !k_is_portable();
-    plain.leaves_room = true;
     if (p->kind == K_PRODUCT_GATED || p->kind == K_PRODUCT_RESIDUAL) {
         must(p->w->n_out <= c->adapt.plain_width);
         a.plain = c->adapt.plain;
@@ -122,7 +119,7 @@ void adapt_product(struct cuda *c, const struct k_product *p, int n)
         plain.y_is_half = false;
         plain.y = c->adapt.plain;
     }
-    cuda_keep(c, k_multiply(&plain, n, c->n_sms, c->stream), "product");
     cuda_keep(c, k_adapt_in(&a, c->stream), "adapters");
+    cuda_keep(c, k_multiply(&plain, n, c->n_sms, c->stream), "product");
     adapt_after(c, &a);
 }

@@ -29,8 +29,6 @@ static void chunk_multiply(float (&c)[4], const uint32_t a[4], uint32_t b0, uint
     portable_multiply<false>(c, a[0], a[1], a[2], a[3], b0, b1);
 }
 
-#define __ldcg(p) (*(p))
-
 #include "kernels/adapter.cu"
 #include "tests/kernel/played.h"
 

@@ -65,7 +65,6 @@ static void check(size_t at)
               .normed = gpu_array(NULL, n_y * sizeof(k_bf16)),
               .sums_out = gpu_array(NULL, n * ((size_t)m.n_out / 16) * sizeof(float))},
         .x_is_half = c->is_half,
-        .x_is_there = at % 2 == 1,
         .plain = gpu_array(m.before, n_y * sizeof(k_bf16)),
         .t = gpu_array(NULL, K_ADAPT_SPLITS * (size_t)c->n_parts * n * 64 * sizeof(float)),
         .n = c->n,

@@ -44,7 +44,6 @@ static int play_rows(const struct adapt_made *m, int first, int n, struct adapt_
                                  .normed = normed,
                                  .sums_out = got->sums_out},
                            .x_is_half = c->is_half,
-                           .x_is_there = n % 2 == 1,
                            .plain = m->before + skip,
                            .t = t,
                            .n = n,

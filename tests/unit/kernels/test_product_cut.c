@@ -134,7 +134,7 @@ static void cut_all(int n_sms, enum k_type type)
             for (int in = slab; in <= 32768; in += in < 1024 ? slab : 7 * slab * (in / 8192 + 1)) {
                 for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
                     const struct k_matrix w = {.format = format, .n_out = out, .n_in = in};
-                    struct product_cut c = {0}, beside = {0};
+                    struct product_cut c = {0};
                     bool good;
 
                     if (kind == K_PRODUCT_RESIDUAL && out % 16 != 0)
@@ -143,12 +143,6 @@ static void cut_all(int n_sms, enum k_type type)
                            covers(&c, n_sms) && has_room(&c) &&
                            tail_fits(&c, (enum k_product_kind)kind) && sums_have_slots(&c) &&
                            ends_whole(&c, (enum k_product_kind)kind);
-                    if (product_cut_beside(&beside, &w, (enum k_product_kind)kind, rows[i], n_sms))
-                        good = good && covers(&beside, n_sms) && has_room(&beside) &&
-                               tail_fits(&beside, (enum k_product_kind)kind) &&
-                               sums_have_slots(&beside) &&
-                               ends_whole(&beside, (enum k_product_kind)kind) &&
-                               beside.smem <= CUT_SMEM_MAX - K_BESIDE_BYTES;
                     if (!good && n_bad++ < 5)
                         printf(
                             "# kind %d, %d x %d, %d rows: tiles of %d, %d of them, stages %d and "
@@ -190,18 +184,6 @@ static void cut_head(int n)
        most);
 }
 
-/* Of the common model all products leave room. */
-static void cut_beside(int out, int in)
-{
-    const struct k_matrix w = {.n_out = out, .n_in = in};
-    struct product_cut c = {0};
-    int n_good = 0;
-
-    for (int n = 4; n <= 64; n++)
-        n_good += product_cut_beside(&c, &w, K_PRODUCT_PLAIN, n, 132);
-    is_int(n_good, 61, "%d x %d leaves room for 4 to 64 rows", out, in);
-}
-
 int main(void)
 {
     static const int sms[] = {16, 66, 78, 114, 132};
@@ -209,8 +191,6 @@ int main(void)
     for (size_t i = 0; i < sizeof sms / sizeof sms[0]; i++)
         cut_all(sms[i], K_BF16), cut_all(sms[i], K_E4M3), cut_all(sms[i], K_INT4),
             cut_all(sms[i], K_INT8), cut_all(sms[i], K_FLOAT4);
-    cut_beside(6144, 4096), cut_beside(4096, 4096), cut_beside(28672, 4096);
-    cut_beside(4096, 14336);
     for (int n = 8; n <= 32; n *= 2) {
         cut_one(K_BF16, K_PRODUCT_PLAIN, 6144, 4096, n, 48, 1);
         cut_one(K_BF16, K_PRODUCT_RESIDUAL, 4096, 4096, n, n < 32 ? 32 : 64, n < 32 ? 1 : 2);
