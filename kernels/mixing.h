@@ -75,7 +75,7 @@ int k_combine(const struct k_mixing *m, const struct k_mixing_end *end, int n, k
  * K_MIXING_FEW tokens each expert that has routes is read once. ff is rounded to bfloat16. On
  * Hopper, with more tokens and both matrices e4m3, x and ff are rounded to e4m3 with a scale for
  * each run of 128 elements, as k_quantise() does with a stride. The bits of a route depend on n
- * through this limit only; with MXFP4 also on whether its expert has more than 16 routes. */
+ * through this limit only. */
 int k_run_experts(const struct k_mixing *m, const struct k_mixing_input *in,
                   const struct k_mixing_end *end, int n_sms, k_stream stream);
 
