@@ -10,7 +10,8 @@
  *     after the first tile of a pass         16 ranks of b are requested
  *     the end of a pass                      b . t -> added to the product's sum
  *
- * So no warp that multiplies waits for memory but in its ring, whose boxes stay under way. An item is 512 elements of one rank. All CTAs are resident, because there are not more than
+ * So no warp that multiplies waits for memory but in its ring, whose boxes stay under way. An item
+ * is 512 elements of one rank. All CTAs are resident, because there are not more than
  * multiprocessors and none waits before it has begun; so they may wait for each other. The counter
  * is 0 again when the launch ends. t is without the norm's factor, which the product's end applies
  * to both. An item's sum and their order depend on n_in alone. */
