@@ -156,16 +156,16 @@ static __device__ inline void product_load_boxes(box_ring &r, const CUtensorMap 
     }
 }
 
-/* Multiply boxes first .. end - 1 of a tile by the rows of x; acc gets sums over this warp's. */
+/* Multiply a tile by the rows of x; acc gets the sums over this warp's boxes. */
 template <int NT, int WK>
 static __device__ inline void product_multiply_tile(float acc[2][NT][4], box_ring &r,
                                                     const CUtensorMap *map, const product_args &a,
                                                     const char *xs, const uint32_t x_row[NT],
-                                                    int warp, int first, int end)
+                                                    int warp)
 {
     const int x_bytes = 128; /* of a row of x, for a box */
 
-    for (int box = first + warp % WK * 2; box < end; box += 2 * WK) {
+    for (int box = warp % WK * 2; box < a.n_boxes; box += 2 * WK) {
         const char *from = r.boxes + r.stage * STAGE_BYTES, *x = xs + box * x_bytes;
 
         product_bar_wait(&r.bars[r.stage], r.parity);
@@ -240,36 +240,35 @@ static __device__ inline float product_sum_warps(const float *red, int place, in
 
 /* What adapters do in a product; here there are none. */
 template <class JOIN> struct product_adapters {
-    static constexpr bool HAS = false;
+    static constexpr int WARPS_MORE = 0;
 
     __device__ product_adapters(const JOIN &, void *)
     {
     }
-    __device__ void begin(void)
+    __device__ void help(const char *, int, uint64_t *)
     {
     }
-    __device__ int stops_of(int, int) const
-    {
-        return 0;
-    }
-    __device__ void stop(const char *, int, int)
+    __device__ void fetch(const output &, bool)
     {
     }
-    __device__ void fetch(const output &)
+    __device__ void meet(bool) const
     {
+        __syncthreads();
     }
     __device__ void add(float &, float &, int) const
     {
     }
 };
 
-/* In the first two tiles of a CTA the warps stop half way: to make t, and to collect it. */
+/* Warps of their own make t while the others multiply, which meet them twice: when the rows'
+ * adapters are in shared memory, and when t is. */
 template <> struct product_adapters<k_adapting> {
-    static constexpr bool HAS = true;
+    static constexpr int WARPS_MORE = ADAPT_WARPS;
+    static constexpr int ALL = THREADS + 32 * WARPS_MORE;
+    static constexpr int MULTIPLY_ID = 2, NOTED_ID = 3, MADE_ID = 4; /* named barriers */
 
     const k_adapting &j;
     adapt_shared &sh;
-    adapt_item item;
     adapt_words own, up; /* of this thread's output */
 
     __device__ product_adapters(const k_adapting &join, void *memory)
@@ -277,34 +276,38 @@ template <> struct product_adapters<k_adapting> {
     {
     }
 
-    __device__ void begin(void)
+    /* The warps that make t; x arrives at its barrier. */
+    __device__ void help(const char *xs, int x_bytes, uint64_t *x_bar)
     {
-        adapt_begin(sh, j, item);
-    }
+        adapt_item item = adapt_begin(sh, j);
 
-    __device__ int stops_of(int pass, int tile_idx) const
-    {
-        return pass == 0 && tile_idx < 2;
-    }
-
-    __device__ void stop(const char *xs, int x_bytes, int tile_idx)
-    {
-        if (tile_idx == 0) {
-            __syncthreads();
-            adapt_make_t(j, item, xs, x_bytes);
-        } else {
-            adapt_collect_t(sh, j);
-        }
+        named_arrive(NOTED_ID, ALL);
+        asm volatile("griddepcontrol.wait;" ::: "memory");
+        product_bar_wait(x_bar, 0);
+        adapt_make_t(j, item, xs, x_bytes);
+        adapt_collect_t(sh, j);
+        named_arrive(MADE_ID, ALL);
     }
 
     /* Request the rows of b for an output. */
-    __device__ void fetch(const output &o)
+    __device__ void fetch(const output &o, bool is_first)
     {
+        if (is_first)
+            named_sync(NOTED_ID, ALL);
         if (!o.mine)
             return;
         own = adapt_fetch_b(sh, j, o.c, o.row);
         if (j.p.kind == K_PRODUCT_GATED)
             up = adapt_fetch_b(sh, j, o.c, o.row + j.n_out / 2);
+    }
+
+    /* The warps' sums of a pass are in shared memory; t is, too. */
+    __device__ void meet(bool is_first) const
+    {
+        if (is_first)
+            named_sync(MADE_ID, ALL);
+        else
+            named_sync(MULTIPLY_ID, THREADS);
     }
 
     /* Add to the sums of an output and, with a gate, of up. */
@@ -319,11 +322,12 @@ template <> struct product_adapters<k_adapting> {
 /* Add the warps' sums and the adapters', and finish the outputs. */
 template <int WK, class ADAPTERS>
 static __device__ void product_end_pass(const float *red, const targets &to, const output &o, int n,
-                                        const float *inverse, const ADAPTERS &adapters)
+                                        const float *inverse, const ADAPTERS &adapters,
+                                        bool is_first)
 {
     float sum, up = 0.0f;
 
-    __syncthreads();
+    adapters.meet(is_first);
     if (!o.mine)
         return;
     if (to.kind == K_PRODUCT_GATED)
@@ -366,9 +370,9 @@ static __device__ inline void product_begin_ring(box_ring &ring, uint64_t *x_bar
 }
 
 /* NT: columns computed, in eights; WK: warps that share a tile; PT: tiles of a warp per pass; JOIN:
- * k_adapting if the product adds adapters, which then begin a memory of adapt_shared. */
+ * k_adapting if the product adds adapters, which have more warps and a memory of adapt_shared. */
 template <int NT, int WK, int PT, class JOIN>
-static __global__ void __launch_bounds__(THREADS, 1)
+static __global__ void __launch_bounds__(THREADS + 32 * product_adapters<JOIN>::WARPS_MORE, 1)
     product_kernel(const __grid_constant__ CUtensorMap map, const __grid_constant__ product_args a,
                    const __grid_constant__ JOIN join)
 {
@@ -376,12 +380,13 @@ static __global__ void __launch_bounds__(THREADS, 1)
      * [2][PT][WARPS][n][COL_STRIDE], inverse [8 NT], barriers [WARPS][depth] and that of x, the
      * adapters'. */
     extern __shared__ __align__(1024) char shared[];
-    const int tiles = WARPS / WK * PT, half = a.n_boxes / 2 / (2 * WK) * (2 * WK);
+    const int tiles = WARPS / WK * PT;
     int warp = warp_number(), lane_row = threadIdx.x % 32 / 4, lane_col = threadIdx.x % 4, pass = 0;
     char *xs = shared + WARPS * a.depth * STAGE_BYTES;
     float *red = (float *)(xs + a.n * a.x_stride), *red_odd = red + PT * WARPS * COL_STRIDE * a.n;
     float *inverse = red_odd + PT * WARPS * COL_STRIDE * a.n;
     uint64_t *bars = (uint64_t *)(inverse + 8 * NT), *x_bar = bars + WARPS * a.depth;
+    constexpr bool HELPED = product_adapters<JOIN>::WARPS_MORE > 0;
     product_adapters<JOIN> adapters(join, bars + (WARPS * DEPTH_MAX + 2));
     int first = blockIdx.x * a.tiles_each + min((int)blockIdx.x, a.tiles_left);
     int last = first + a.tiles_each + ((int)blockIdx.x < a.tiles_left);
@@ -396,46 +401,38 @@ static __global__ void __launch_bounds__(THREADS, 1)
     ring.last_tile = last;
     ring.box = warp % WK * 2;
     ring.tile_rows = a.p.kind == K_PRODUCT_GATED ? 8 : BOX_ROWS;
-    product_begin_ring<WK>(ring, x_bar, &map, a, warp);
+    if (!HELPED || warp < WARPS)
+        product_begin_ring<WK>(ring, x_bar, &map, a, warp);
     for (int tile_idx = 0; tile_idx < NT; tile_idx++)
         x_row[tile_idx] = min(tile_idx * 8 + lane_row, a.n - 1) * a.x_stride + lane_col * 32;
     __syncthreads();
-    if (!adapters.HAS || warp == 0)
-        asm volatile("griddepcontrol.wait;" ::: "memory");
+    if (HELPED && warp >= WARPS) {
+        adapters.help(xs, a.x_stride, x_bar);
+        return;
+    }
+    asm volatile("griddepcontrol.wait;" ::: "memory");
     if (warp == 0 && leads())
         product_load_x(xs, a, x_bar);
-    if (adapters.HAS) { /* x is requested; the other warps ask for a before they wait */
-        adapters.begin();
-        asm volatile("griddepcontrol.wait;" ::: "memory");
-    }
     end_fetch_squares(squares, warp, a);
     product_bar_wait(x_bar, 0);
 
-    /* A CTA without tiles has a share of the adapters all the same. */
-    for (int tile = first; tile < last || (adapters.HAS && pass == 0); tile += tiles, pass++) {
+    /* A CTA without tiles meets its helpers all the same. */
+    for (int tile = first; tile < last || (HELPED && pass == 0); tile += tiles, pass++) {
         float *sums = pass & 1 ? red_odd : red;
         output out = product_choose_output<tiles>(a, tile, last);
 
         for (int tile_idx = 0; tile_idx < PT; tile_idx++) {
             float acc[2][NT][4] = {};
 
-#pragma unroll 1
-            for (int stops = adapters.stops_of(pass, tile_idx), from = 0; stops >= 0; stops--) {
-                int end = stops > 0 ? half : a.n_boxes;
-
-                if (tile + tile_idx * (WARPS / WK) + warp / WK < last)
-                    product_multiply_tile<NT, WK>(acc, ring, &map, a, xs, x_row, warp, from, end);
-                if (stops > 0)
-                    adapters.stop(xs, a.x_stride, tile_idx);
-                from = end;
-            }
+            if (tile + tile_idx * (WARPS / WK) + warp / WK < last)
+                product_multiply_tile<NT, WK>(acc, ring, &map, a, xs, x_row, warp);
             if (tile_idx == 0)
-                adapters.fetch(out);
+                adapters.fetch(out, pass == 0);
             product_store_sums<NT>(sums + (tile_idx * WARPS + warp) * COL_STRIDE * a.n, acc, a.n);
         }
         if (tile == first)
             end_find_inverse<WARPS>(inverse, squares, warp, a);
-        product_end_pass<WK>(sums, to, out, a.n, inverse, adapters);
+        product_end_pass<WK>(sums, to, out, a.n, inverse, adapters, pass == 0);
     }
 }
 
@@ -529,7 +526,7 @@ static int product_launch(const CUtensorMap &map, product_args &a, const JOIN &j
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
     config.gridDim = dim3((unsigned)n_sms);
-    config.blockDim = dim3(THREADS);
+    config.blockDim = dim3(THREADS + 32 * product_adapters<JOIN>::WARPS_MORE);
     config.dynamicSmemBytes = smem;
     config.stream = stream;
     config.attrs = &attribute;

@@ -2,13 +2,16 @@
  *
  * The adapters of a product of few rows (product.cu), within its kernel:
  *
- *   before the previous launch has ended   a of each warp's item is requested
- *   after half of the CTA's first tile     items of t = a x -> global memory, a counter
- *   after half of its second               all of t, sums of items -> shared memory
- *   the end of a pass                      16 ranks of b . t -> added to the product's sum
+ *   four more warps of each CTA
+ *     before the previous launch has ended   a of each warp's item is requested
+ *     when x is there                        items of t = a x -> global memory, a counter
+ *     when all have counted                  all of t, sums of items -> shared memory
+ *   those that multiply
+ *     after the first tile of a pass         16 ranks of b are requested
+ *     the end of a pass                      b . t -> added to the product's sum
  *
- * So the ring is full whenever a warp waits for its own loads, and memory does not notice.
- * An item is 512 elements of one rank. All CTAs are resident, because there are not more than
+ * So no warp that multiplies waits for memory but in its ring, whose boxes stay under way. An item
+ * is 512 elements of one rank. All CTAs are resident, because there are not more than
  * multiprocessors and none waits before it has begun; so they may wait for each other. The counter
  * is 0 again when the launch ends. t is without the norm's factor, which the product's end applies
  * to both. An item's sum and their order depend on n_in alone. */
@@ -16,10 +19,13 @@
 #define QUIRE_KERNELS_PRODUCT_ADAPT_CUH
 
 #include "kernels/adapter.cuh"
+#include "kernels/sm90.cuh"
 
 #define ADAPT_RUN   512 /* elements of an item: two loads of 16 bytes of each lane */
 #define ADAPT_PIECE (32 * 8)
 #define ADAPT_ROWS  3
+#define ADAPT_WARPS 4 /* of a CTA, that make t */
+#define ADAPT_ID    1 /* their named barrier */
 
 /* The kernel without adapters has this in place of k_adapting. */
 struct adapt_none {
@@ -76,15 +82,21 @@ static __device__ inline k_adapter adapt_of(const k_adapting &j, int row, int pa
     return slot < 0 ? none : j.of.parts[part].slots[slot];
 }
 
+/* A thread's number among those that make t. */
+static __device__ inline int adapt_thread(void)
+{
+    return (int)threadIdx.x - ((int)blockDim.x - 32 * ADAPT_WARPS);
+}
+
 /* The items of a warp are every n-th from its first one on. */
 static __device__ inline int adapt_first(void)
 {
-    return threadIdx.x / 32 * gridDim.x + blockIdx.x;
+    return adapt_thread() / 32 * gridDim.x + blockIdx.x;
 }
 
 static __device__ inline int adapt_n_warps(void)
 {
-    return blockDim.x / 32 * gridDim.x;
+    return ADAPT_WARPS * gridDim.x;
 }
 
 /* Item i, whose elements of a are requested. */
@@ -152,22 +164,20 @@ static __device__ inline void adapt_fetch_next(const k_adapting &j, bool with_b)
     }
 }
 
-/* Before the previous launch has ended, but for the warp that fetches x. A barrier of the CTA
- * follows before shared memory is read. */
-static __device__ inline void adapt_begin(adapt_shared &sh, const k_adapting &j, adapt_item &item)
+/* Before the previous launch has ended. A barrier follows before shared memory is read. */
+static __device__ inline adapt_item adapt_begin(adapt_shared &sh, const k_adapting &j)
 {
-    int i = (int)threadIdx.x - 32, part = i % K_ADAPTED_MAX, row = i / K_ADAPTED_MAX;
+    int i = adapt_thread(), part = i % K_ADAPTED_MAX, row = i / K_ADAPTED_MAX;
+    adapt_item item = adapt_load_item(j, adapt_first());
 
-    item = adapt_load_item(j, adapt_first());
-    if (threadIdx.x / 32 == blockDim.x / 32 - 1)
-        adapt_fetch_next(j, true);
-    if (i < 0)
-        return;
 #pragma unroll 1
-    for (int k = i; k < j.n * j.of.n_parts * K_ADAPT_STRIDE(j.rank_max); k += blockDim.x - 32)
+    for (int k = i; k < j.n * j.of.n_parts * K_ADAPT_STRIDE(j.rank_max); k += 32 * ADAPT_WARPS)
         sh.t[k] = 0.0f;
     if (row < j.n && part < j.of.n_parts)
         sh.of[row][part] = adapt_of(j, row, part);
+    if (i / 32 == ADAPT_WARPS - 1)
+        adapt_fetch_next(j, true);
+    return item;
 }
 
 static __device__ inline float adapt_two(uint32_t a, uint32_t b, float sum)
@@ -243,18 +253,18 @@ static __device__ inline float adapt_sum_shares(const float *t, int shares)
     return sum;
 }
 
-/* Bring all of t to shared memory; a barrier of the CTA follows. */
+/* Bring all of t to shared memory; a barrier follows. */
 static __device__ inline void adapt_collect_t(adapt_shared &sh, const k_adapting &j)
 {
     int shares = adapt_shares(j.n_in), n = j.n * j.of.n_parts * j.rank_max;
 
-    if (threadIdx.x == 0)
+    if (adapt_thread() == 0)
         adapt_await(j.meet, min(adapt_n_warps(), n * shares));
-    __syncthreads();
-    if (threadIdx.x == 0)
+    named_sync(ADAPT_ID, 32 * ADAPT_WARPS);
+    if (adapt_thread() == 0)
         adapt_depart(j);
 #pragma unroll 1
-    for (int i = blockDim.x - 1 - threadIdx.x; i < n; i += blockDim.x) {
+    for (int i = 32 * ADAPT_WARPS - 1 - adapt_thread(); i < n; i += 32 * ADAPT_WARPS) {
         int rank = i % j.rank_max, part = i / j.rank_max % j.of.n_parts;
         int row = i / j.rank_max / j.of.n_parts;
 
