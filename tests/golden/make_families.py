@@ -505,13 +505,14 @@ WRAPPED = {
     "glm4v": ("glm4v", small(hidden_size=48, rope_parameters={
         "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5,
         "mrope_section": [1, 1, 1]}), dict(VISION, out_hidden_size=48), 0.3),
-    "glm4v-moe": ("glm4v_moe", small(head_dim=16, attention_bias=True, n_routed_experts=6,
-                                     n_group=3, topk_group=2, num_experts_per_tok=2,
-                                     moe_intermediate_size=20, routed_scaling_factor=1.7,
-                                     rope_parameters={
-                                         "rope_type": "default", "rope_theta": 10000.0,
-                                         "partial_rotary_factor": 0.5,
-                                         "mrope_section": [2, 1, 1]}), VISION, 0.25),
+    "glm4v-moe": ("glm4v_moe", few_experts(head_dim=16, attention_bias=True, n_routed_experts=6,
+                                           first_k_dense_replace=1, n_shared_experts=1,
+                                           n_group=3, topk_group=2, num_experts_per_tok=2,
+                                           moe_intermediate_size=20, routed_scaling_factor=1.7,
+                                           rope_parameters={
+                                               "rope_type": "default", "rope_theta": 10000.0,
+                                               "partial_rotary_factor": 0.5,
+                                               "mrope_section": [2, 1, 1]}), VISION, 0.25),
     # Models whose text model is one of another family.
     "internvl": ("internvl", small(model_type="qwen2"), dict(
         num_hidden_layers=1, hidden_size=16, intermediate_size=16, num_attention_heads=2,

@@ -448,6 +448,7 @@ static const struct {
     {"families/internlm2", "24", 3.6e-02, ANY_DEVICE},
     {"families/qwen3-vl-moe", "2", 1.5e-02, ANY_DEVICE},
     {"families/glm4v", "24", 3.1e-02, ANY_DEVICE},
+    {"families/glm4v-moe", "24", 3.7e-02, ANY_DEVICE},
     {"families/sarvam-mla", "24", 1.9e-02, ANY_DEVICE},
     {"families/solar-open", "24", 1.3e-02, ANY_DEVICE},
     {"families/internvl", "24", 2.7e-02, ANY_DEVICE},
