@@ -487,6 +487,11 @@ EXPERTS.update({
 # Models with another one in them: the fields of the text model, and of the other.
 VISION = dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, out_hidden_size=40,
               num_position_embeddings=16, deepstack_visual_indexes=[0])
+CLIP = dict(model_type="clip_vision_model", num_hidden_layers=1, hidden_size=16,
+            intermediate_size=16, num_attention_heads=2, image_size=28, patch_size=14)
+SIGLIP = dict(CLIP, model_type="siglip_vision_model")
+HEARING = dict(model_type="qwen2_audio_encoder", encoder_layers=1, d_model=16, encoder_ffn_dim=16,
+               encoder_attention_heads=2, num_mel_bins=8, max_source_positions=16)
 WRAPPED = {
     "qwen3-vl": ("qwen3_vl", small(head_dim=16, rope_parameters={
         "rope_type": "default", "rope_theta": 500000.0, "mrope_section": [4, 2, 2]}), VISION, 0.2),
@@ -517,9 +522,28 @@ WRAPPED = {
     "internvl": ("internvl", small(model_type="qwen2"), dict(
         num_hidden_layers=1, hidden_size=16, intermediate_size=16, num_attention_heads=2,
         image_size=[28, 28], patch_size=[14, 14]), 0.25),
-    "llava": ("llava", small(model_type="llama"), dict(
-        model_type="clip_vision_model", num_hidden_layers=1, hidden_size=16,
-        intermediate_size=16, num_attention_heads=2, image_size=28, patch_size=14), 0.25),
+    "llava": ("llava", small(model_type="llama"), CLIP, 0.25),
+    # Their classes leave out logit_scale, which quire, as Cohere2ForCausalLM, multiplies with.
+    "aya-vision": ("aya_vision", small(model_type="cohere2", num_hidden_layers=4,
+                                       sliding_window=24, layer_types=TYPES, logit_scale=1.0),
+                   SIGLIP, 0.25),
+    "cohere2-vision": ("cohere2_vision", small(model_type="cohere2", num_hidden_layers=4,
+                                               sliding_window=24, layer_types=TYPES,
+                                               logit_scale=1.0), SIGLIP, 0.25),
+    "idefics3": ("idefics3", small(model_type="llama"), dict(
+        num_hidden_layers=1, hidden_size=16, intermediate_size=16, num_attention_heads=2,
+        image_size=28, patch_size=14), 0.25),
+    "lfm2-vl": ("lfm2_vl", small(model_type="lfm2", num_hidden_layers=4,
+                                 block_auto_adjust_ff_dim=True, block_multiple_of=8,
+                                 intermediate_size=78, conv_L_cache=3,
+                                 layer_types=["conv", "conv", "full_attention", "conv"]),
+                dict(SIGLIP, model_type="siglip2_vision_model", num_patches=4), 0.3),
+    "llava-next": ("llava_next", small(model_type="mistral"), CLIP, 0.25),
+    "llava-onevision": ("llava_onevision", small(model_type="qwen2"), SIGLIP, 0.25),
+    "qwen2-audio": ("qwen2_audio", small(model_type="qwen2"), HEARING, 0.25),
+    "voxtral": ("voxtral", small(model_type="llama"), dict(
+        num_hidden_layers=1, hidden_size=16, intermediate_size=64, num_attention_heads=2,
+        num_mel_bins=8, max_source_positions=16), 0.25),
     "smolvlm": ("smolvlm", small(model_type="llama"), dict(
         num_hidden_layers=1, hidden_size=16, intermediate_size=16, num_attention_heads=2,
         image_size=28, patch_size=14), 0.25),
@@ -545,13 +569,20 @@ WRAPPED = {
 }
 
 
+HEARD = ("qwen2_audio", "voxtral")
+# Sizes of weights between the parts, which are not served: up to 80 MB by default.
+BETWEEN = {"muse_glimmer": dict(out_hidden_size=16, projector_hidden_size=16),
+           "aya_vision": dict(adapter_layer_norm_eps=1e-6, alignment_intermediate_size=32),
+           "cohere2_vision": dict(alignment_intermediate_size=32),
+           "lfm2_vl": dict(projector_hidden_size=16)}
+
+
 def make_config(transformers, kind, fields, vision):
     if vision is None:
         return transformers.AutoConfig.for_model(kind, **fields)
-    # Weights between the parts that are not served: 80 MB by default.
-    between = dict(out_hidden_size=16, projector_hidden_size=16) if kind == "muse_glimmer" else {}
-    return transformers.AutoConfig.for_model(kind, text_config=fields, vision_config=vision,
-                                             **between)
+    between = BETWEEN.get(kind, {})
+    part = "audio_config" if kind in HEARD else "vision_config"
+    return transformers.AutoConfig.for_model(kind, text_config=fields, **{part: vision}, **between)
 
 
 def scale_of_embedding(config):
@@ -604,6 +635,7 @@ def make_model(torch, transformers, config, seed, deviation, fused=None):
     # Mistral 4 is listed among these, too.
     is_wrapped = hasattr(config, "vision_config") or config.model_type == "mistral4"
     auto = (transformers.AutoModelForImageTextToText if is_wrapped
+            else transformers.AutoModelForSeq2SeqLM if config.model_type in HEARD
             else transformers.AutoModelForCausalLM)
     torch.manual_seed(seed)
     options = {}
