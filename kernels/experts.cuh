@@ -5,6 +5,8 @@
 #ifndef QUIRE_KERNELS_EXPERTS_CUH
 #define QUIRE_KERNELS_EXPERTS_CUH
 
+#include <cuda.h>
+
 #include "kernels/activation.cuh"
 #include "kernels/e4m3.cuh"
 #include "kernels/mixing.h"
@@ -86,10 +88,17 @@ int experts_many(const struct experts_product *p, enum experts_format format,
 int experts_gather(k_bf16 *out, const k_bf16 *x, const struct experts_product *p,
                    enum experts_order order, k_stream stream);
 
+/* TMA maps of both kernels for many routes, of elements of one byte (e4m3) or two (bfloat16); boxes
+ * have 128 bytes of a row. w as [experts][eights of rows][parts][8 rows][n_in], gates and ups being
+ * two parts, in boxes of tile_rows rows; p->x as [1][routes][n_in]. Return non-zero if CUDA refuses
+ * the shape. */
+int experts_map_w(CUtensorMap *map, const struct experts_product *p, bool is_bytes, int tile_rows);
+int experts_map_x(CUtensorMap *map, const struct experts_product *p, bool is_bytes, int routes);
+
 /* sm90_grouped.cu: the same for plain matrices, or e4m3 with rows of x rounded to e4m3, a scale for
  * each run of 128 elements. experts_spread() puts x, which is not p->x, into p's order of routes,
- * rounded or not, and sets both counters of k_mixing's taken to 0. experts_grouped() multiplies
- * what it or the first product left; each product has its counter. The first product rounds its
+ * rounded or not, and sets both counters of k_mixing's taken to 0. experts_grouped() multiplies its
+ * rows or the first product's outputs; each product has its counter. The first product rounds its
  * outputs, if its matrix is e4m3; the second does not. Scales stand behind the codes, which are
  * half as large as the bfloat16 that there must be room for. */
 int experts_spread(void *out, const k_bf16 *x, const int32_t *places, uint32_t *taken,

@@ -33,9 +33,8 @@
  * Of up to 8 tokens all rows of x are in shared memory, if they fit (few_copy_x()).
  *
  * Order of sums: boxes of a warp, then warps. It depends on n_in alone, so a route's bits do not
- * depend on other routes; except that MXFP4 adds runs of 32 columns up in two turns for up to 16
- * routes of an expert, and in one for more. A scale of a block multiplies each box's sum in
- * float32. */
+ * depend on other routes. MXFP4 adds up even and odd runs of 32 columns by themselves, as
+ * experts_strips.cu does. A scale of a block multiplies each box's sum in float32. */
 #include "kernels/experts_choose.cuh"
 #include "kernels/experts_few_sum.cuh"
 #include "kernels/mxfp4.cuh"

@@ -684,9 +684,7 @@ static __global__ void __launch_bounds__(128)
 
 /* --- launching -------------------------------------------------------------------------------- */
 
-/* Map the matrix as [experts][eights of rows][parts][8 rows][n_in]: gates and ups are two parts. */
-static int many_encode_map(CUtensorMap *map, const struct experts_product *p, bool is_bytes,
-                           int tile_rows)
+int experts_map_w(CUtensorMap *map, const struct experts_product *p, bool is_bytes, int tile_rows)
 {
     cuuint64_t row_bytes = (cuuint64_t)p->n_in * (is_bytes ? 1 : 2);
     cuuint64_t sizes[5] = {(cuuint64_t)p->n_in, 8, p->is_gated ? 2U : 1U, (cuuint64_t)p->n_out / 8,
@@ -697,6 +695,16 @@ static int many_encode_map(CUtensorMap *map, const struct experts_product *p, bo
                          (cuuint32_t)tile_rows / (p->is_gated ? 16U : 8U), 1};
 
     return encode_boxes(map, is_bytes, (void *)(uintptr_t)p->w, 5, sizes, strides, box);
+}
+
+int experts_map_x(CUtensorMap *map, const struct experts_product *p, bool is_bytes, int routes)
+{
+    cuuint64_t row_bytes = (cuuint64_t)p->n_in * (is_bytes ? 1 : 2);
+    cuuint64_t n = (cuuint64_t)p->n_tokens * (cuuint64_t)p->n_used;
+    cuuint64_t sizes[3] = {(cuuint64_t)p->n_in, n, 1}, strides[2] = {row_bytes, n * row_bytes};
+    cuuint32_t box[3] = {is_bytes ? 128U : 64U, (cuuint32_t)routes, 1};
+
+    return encode_boxes(map, is_bytes, (void *)(uintptr_t)p->x, 3, sizes, strides, box);
 }
 
 /* Map records as [experts][strips][words of 8 bytes]. */
@@ -712,17 +720,6 @@ static int many_encode_records(CUtensorMap *map, const struct experts_product *p
                          (void *)(uintptr_t)p->w, 3, sizes, strides, box);
 }
 
-/* Map x as [1][routes][n_in]. */
-static int many_encode_rows(CUtensorMap *map, const struct experts_product *p, int box_rows)
-{
-    cuuint64_t row_bytes = (cuuint64_t)p->n_in * 2;
-    cuuint64_t n = (cuuint64_t)p->n_tokens * (cuuint64_t)p->n_used;
-    cuuint64_t sizes[3] = {(cuuint64_t)p->n_in, n, 1}, strides[2] = {row_bytes, n * row_bytes};
-    cuuint32_t box[3] = {SLAB, (cuuint32_t)box_rows, 1};
-
-    return encode_boxes(map, false, (void *)(uintptr_t)p->x, 3, sizes, strides, box);
-}
-
 template <int FORMAT, int COLS>
 static int many_launch_form(const struct experts_product *p, enum experts_order order, int n_sms,
                             k_stream stream)
@@ -734,10 +731,10 @@ static int many_launch_form(const struct experts_product *p, enum experts_order 
     CUtensorMap w_map, x_map;
     int rc = FORMAT == EXPERTS_MXFP4
                  ? many_encode_records(&w_map, p, form::ROWS)
-                 : many_encode_map(&w_map, p, FORMAT != EXPERTS_PLAIN, form::ROWS);
+                 : experts_map_w(&w_map, p, FORMAT != EXPERTS_PLAIN, form::ROWS);
 
     static_assert(sizeof(many_shared<FORMAT, COLS>) <= 227 * 1024, "shared memory");
-    if (rc != 0 || many_encode_rows(&x_map, p, form::X_ROWS) != 0 ||
+    if (rc != 0 || experts_map_x(&x_map, p, false, form::X_ROWS) != 0 ||
         cudaFuncSetAttribute(many_kernel<FORMAT, COLS>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              (int)bytes) != cudaSuccess)
         return -1;

@@ -20,7 +20,7 @@
  *
  * Tiles differ in size; a CTA takes the next one from a counter when it has loaded one. The tiles
  * of the same routes follow each other, so that CTAs that run together have few experts, whose
- * weights stay in the L2 cache. Who computes a tile has no effect on its bits.
+ * weights stay in the L2 cache. Which CTA computes a tile has no effect on its bits.
  *
  * e4m3. A row of x is cut into runs of 128 elements, each with a scale (its largest magnitude
  * becomes 448), as the dense products with e4m3 have it. The tensor core adds up one run, of 128
@@ -95,7 +95,7 @@ static __device__ inline int4 grouped_tile_of(const grouped_args &a, uint32_t un
                      (int)unit % a.n_parts);
 }
 
-/* What the copies need. */
+/* Sources of the copies. */
 struct grouped_source {
     const CUtensorMap *w, *x;
     int elems; /* of a step */
@@ -770,31 +770,6 @@ template <bool ROUNDS> static __global__ void __launch_bounds__(SPREAD) spread_k
 
 /* --- launching -------------------------------------------------------------------------------- */
 
-/* Map the matrix as [experts][eights of rows][parts][8 rows][n_in]: gates and ups are two parts. */
-static int grouped_encode_w(CUtensorMap *map, const struct experts_product *p, bool is_bytes)
-{
-    cuuint64_t row_bytes = (cuuint64_t)p->n_in * (is_bytes ? 1 : 2);
-    cuuint64_t sizes[5] = {(cuuint64_t)p->n_in, 8, p->is_gated ? 2U : 1U, (cuuint64_t)p->n_out / 8,
-                           (cuuint64_t)p->n_experts};
-    cuuint64_t strides[4] = {row_bytes, (cuuint64_t)p->up * row_bytes, 8 * row_bytes,
-                             (cuuint64_t)p->rows * row_bytes};
-    cuuint32_t box[5] = {is_bytes ? 128U : 64U, 8, p->is_gated ? 2U : 1U,
-                         ROWS / (p->is_gated ? 16U : 8U), 1};
-
-    return encode_boxes(map, is_bytes, (void *)(uintptr_t)p->w, 5, sizes, strides, box);
-}
-
-/* Map x as [1][routes][n_in]. */
-static int grouped_encode_x(CUtensorMap *map, const struct experts_product *p, bool is_bytes)
-{
-    cuuint64_t row_bytes = (cuuint64_t)p->n_in * (is_bytes ? 1 : 2);
-    cuuint64_t n = (cuuint64_t)p->n_tokens * (cuuint64_t)p->n_used;
-    cuuint64_t sizes[3] = {(cuuint64_t)p->n_in, n, 1}, strides[2] = {row_bytes, n * row_bytes};
-    cuuint32_t box[3] = {is_bytes ? 128U : 64U, BLOCK, 1};
-
-    return encode_boxes(map, is_bytes, (void *)(uintptr_t)p->x, 3, sizes, strides, box);
-}
-
 template <int FORMAT, bool GATED>
 static int grouped_launch(grouped_args *a, int n_sms, k_stream stream)
 {
@@ -802,8 +777,8 @@ static int grouped_launch(grouped_args *a, int n_sms, k_stream stream)
     CUtensorMap w_map, x_map;
 
     a->n_steps = (a->p.n_in * (IS_BYTES ? 1 : 2) + LINE - 1) / LINE;
-    if (grouped_encode_w(&w_map, &a->p, IS_BYTES) != 0 ||
-        grouped_encode_x(&x_map, &a->p, IS_BYTES) != 0 ||
+    if (experts_map_w(&w_map, &a->p, IS_BYTES, ROWS) != 0 ||
+        experts_map_x(&x_map, &a->p, IS_BYTES, BLOCK) != 0 ||
         cudaFuncSetAttribute(grouped_kernel<FORMAT, GATED>,
                              cudaFuncAttributeMaxDynamicSharedMemorySize,
                              (int)sizeof(grouped_shared)) != cudaSuccess)
