@@ -101,14 +101,14 @@ bool k_multiply_bytes_takes(const struct k_matrix *w)
 #endif
 }
 
-int k_multiply_bytes(k_bf16 *y, const struct k_bytes *x, const struct k_matrix *w,
+int k_multiply_bytes(k_bf16 *y, int y_stride, const struct k_bytes *x, const struct k_matrix *w,
                      const k_bf16 *bias, int n, int n_sms, k_stream stream)
 {
 #ifdef HAVE_SM90
     if (!k_is_portable())
-        return k_multiply_bytes_sm90(y, x, w, bias, n, n_sms, stream);
+        return k_multiply_bytes_sm90(y, y_stride, x, w, bias, n, n_sms, stream);
 #else
-    (void)y, (void)x, (void)w, (void)bias, (void)n, (void)n_sms, (void)stream;
+    (void)y, (void)y_stride, (void)x, (void)w, (void)bias, (void)n, (void)n_sms, (void)stream;
 #endif
     return -1;
 }

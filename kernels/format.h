@@ -71,8 +71,8 @@ struct k_format {
     bool has_zeros;    /* zero points; else 0 */
     bool has_global;   /* one scale of the whole matrix; else 1 */
     bool has_x_scale;  /* the scale of inputs is in the checkpoint */
-    bool rounds_x;     /* K_INT8 by row: products of many rows may round inputs to 8-bit whole
-                        * numbers, with a scale for each row */
+    bool rounds_x;     /* K_INT8 by row, K_INT4: products of many rows may round inputs to 8-bit
+                        * whole numbers, with a scale for each row; and weights of K_INT4 too */
 };
 
 /* The longest rows of packed matrices: a cluster holds eight rows of x in shared memory. */

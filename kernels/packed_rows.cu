@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Weights in records (packed.h) as bfloat16, for products of many rows, and random ones. */
+ * Weights in records (packed.h) as bfloat16 or bytes by row, for products of many rows, and random
+ * ones. */
 #include <cuda_fp16.h>
 
 #include "kernels/bytes.h"
@@ -155,6 +156,131 @@ int k_dequantise(k_bf16 *out, const struct k_matrix *w, int first, int n, k_stre
         return K_LAUNCH(dequantise_kernel<8>, blocks, THREADS, 0, stream, out, from, s, n_records);
     return K_LAUNCH(dequantise_kernel<4>, blocks, THREADS, 0, stream, out, from, s, n_records);
 }
+
+/* --- as bytes by row -------------------------------------------------------------------------- */
+
+#define PACKED_STRIP_WARPS 8
+
+struct packed_bytes_args {
+    int8_t *out;
+    float *scales;
+    const char *w; /* the first strip */
+    struct packed_shape s;
+};
+
+/* The larger one; a NaN is the largest. */
+static __device__ inline float packed_larger(float a, float b)
+{
+    return a != a || a > b ? a : b;
+}
+
+/* For each row of a strip the largest magnitude that its scales and zero points allow. */
+static __device__ inline void packed_find_most(float (&most)[K_PACKED_ROWS], const char *strip,
+                                               const struct packed_shape &s)
+{
+    __shared__ float of_warp[PACKED_STRIP_WARPS][K_PACKED_ROWS];
+    int row = threadIdx.x % K_PACKED_ROWS, groups = K_PACKED_COLS / s.group;
+    float own = 0.0f;
+
+    for (int i = threadIdx.x / K_PACKED_ROWS; i < s.n_records * groups;
+         i += THREADS / K_PACKED_ROWS) {
+        const char *record = strip + (size_t)(i / groups) * (size_t)s.record_bytes;
+        const packed_numbers n = packed_numbers_of(record, i % groups, row % 8, s);
+        float zero = n.zero[row / 8];
+
+        own = packed_larger(fabsf(n.scale[row / 8]) * fmaxf(zero, 15.0f - zero), own);
+    }
+    own = packed_larger(__shfl_xor_sync(~0U, own, K_PACKED_ROWS), own);
+    if (threadIdx.x % 32 < K_PACKED_ROWS)
+        of_warp[threadIdx.x / 32][row] = own;
+    __syncthreads();
+#pragma unroll
+    for (int r = 0; r < K_PACKED_ROWS; r++) {
+        most[r] = of_warp[0][r];
+#pragma unroll
+        for (int i = 1; i < PACKED_STRIP_WARPS; i++)
+            most[r] = packed_larger(of_warp[i][r], most[r]);
+    }
+}
+
+/* A code as a byte. The sum with 1.5 * 2^23 has the rounded number in its lowest bits. */
+static __device__ inline uint32_t packed_round(uint32_t codes, int shift, float zero, float factor)
+{
+    return __float_as_uint(__fmaf_rn((float)(codes >> shift & 15) - zero, factor, 12582912.0f));
+}
+
+/* Four codes of a row in a word, in the order of K_BYTE_AT: 2 q, 2 q + 1, 2 q + 8, 2 q + 9. */
+static __device__ inline uint32_t packed_round_four(uint32_t codes, int below, float zero,
+                                                    float factor)
+{
+    uint32_t low = __byte_perm(packed_round(codes, 4 * below, zero, factor),
+                               packed_round(codes, 4 * below + 16, zero, factor), 0x0040);
+    uint32_t high = __byte_perm(packed_round(codes, 4 * below + 8, zero, factor),
+                                packed_round(codes, 4 * below + 24, zero, factor), 0x0040);
+
+    return __byte_perm(low, high, 0x5410);
+}
+
+/* A block per strip, a warp per record of it. After an exchange with the three other lanes of a row
+ * a lane stores 16 columns. */
+static __global__ void __launch_bounds__(THREADS) round_codes_kernel(const packed_bytes_args a)
+{
+    const struct packed_shape &s = a.s;
+    const char *strip = a.w + (size_t)blockIdx.x * (size_t)s.n_records * (size_t)s.record_bytes;
+    int lane = threadIdx.x % 32, row = lane / 4, groups = K_PACKED_COLS / s.group;
+    float most[K_PACKED_ROWS], inverse[2] = {0.0f, 0.0f};
+
+    packed_find_most(most, strip, s);
+#pragma unroll
+    for (int r = 0; r < K_PACKED_ROWS; r++) {
+        if (r % 8 == row)
+            inverse[r / 8] = most[r] == 0.0f ? 0.0f : 127.0f / most[r];
+        if (threadIdx.x == r)
+            a.scales[blockIdx.x * K_PACKED_ROWS + r] = most[r] / 127.0f;
+    }
+    for (int i = threadIdx.x / 32; i < s.n_records; i += PACKED_STRIP_WARPS) {
+        const char *record = strip + (size_t)i * (size_t)s.record_bytes;
+        int8_t *to = a.out + (size_t)(blockIdx.x * K_PACKED_ROWS + row) * (size_t)s.n_in +
+                     i * K_PACKED_COLS + lane % 4 * 16;
+
+#pragma unroll
+        for (int part = 0; part < 2; part++) { /* 64 columns */
+            const uint4 four = *(const uint4 *)(record + part * 512 + lane * 16);
+            const uint32_t codes[4] = {four.x, four.y, four.z, four.w};
+            const packed_numbers first = packed_numbers_of(record, part * 2 * groups / 4, row, s);
+            const packed_numbers last =
+                packed_numbers_of(record, (part * 2 + 1) * groups / 4, row, s);
+
+#pragma unroll
+            for (int below = 0; below < 2; below++) {
+                uint32_t words[4];
+
+#pragma unroll
+                for (int k = 0; k < 4; k++) {
+                    const packed_numbers &n = k < 2 ? first : last;
+
+                    words[k] = packed_round_four(codes[k], below, n.zero[below],
+                                                 n.scale[below] * inverse[below]);
+                }
+                packed_turn_four(words);
+                *(uint4 *)(to + (size_t)(8 * below) * (size_t)s.n_in + part * 64) =
+                    make_uint4(words[0], words[1], words[2], words[3]);
+            }
+        }
+    }
+}
+
+int k_round_codes(int8_t *out, float *scales, const struct k_matrix *w, int first, int n,
+                  k_stream stream)
+{
+    packed_bytes_args a = {out, scales, NULL, packed_shape_of(w)};
+
+    a.w = (const char *)w->data +
+          (size_t)(first / K_PACKED_ROWS) * (size_t)a.s.n_records * (size_t)a.s.record_bytes;
+    return K_LAUNCH(round_codes_kernel, (unsigned)(n / K_PACKED_ROWS), THREADS, 0, stream, a);
+}
+
+/* --- random ----------------------------------------------------------------------------------- */
 
 /* Codes of a record are random, its scales equal, its zeros in the middle. A thread per word. */
 static __global__ void fill_records_kernel(uint32_t *out, size_t n_words, struct packed_shape s,

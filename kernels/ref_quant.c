@@ -128,45 +128,87 @@ static void dequantise_blocks(float *out, const struct k_matrix *w, int first, i
 static const float e2m1_values[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
                                       -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
 
-/* Columns first .. first + 127 of a row of records: strips are unpacked record by record. */
-static void dequantise_record(float *out, const struct k_format *format, const uint8_t *record,
-                              int row)
+/* A record's arrays; strips are unpacked record by record. */
+struct record {
+    uint8_t codes[K_PACKED_ROWS * K_PACKED_COLS];
+    uint8_t scales[K_PACKED_ROWS * 8], zeros[K_PACKED_ROWS * 4];
+};
+
+/* The record of a row and a column. */
+static void record_unpack(struct record *to, const struct k_matrix *w, int row, int col)
 {
-    const struct k_packing packing = k_packing_of(format);
-    uint8_t codes[K_PACKED_ROWS * K_PACKED_COLS], scales[K_PACKED_ROWS * 8];
-    uint8_t zeros[K_PACKED_ROWS * 4];
-    const struct k_unpacked to = {codes, scales, zeros};
-    int groups = K_PACKED_COLS / packing.group;
+    const struct k_packing packing = k_packing_of(&w->format);
+    const struct k_unpacked arrays = {to->codes, to->scales, to->zeros};
+    const uint8_t *strip = (const uint8_t *)w->data +
+                           (size_t)(row / K_PACKED_ROWS) * k_packed_strip_bytes(&packing, w->n_in);
 
-    k_unpack_strip(&to, &packing, record, K_PACKED_ROWS, K_PACKED_COLS);
-    for (int col = 0; col < K_PACKED_COLS; col++) {
-        size_t group = (size_t)(row * groups + col / packing.group);
-        int zero = format->has_zeros ? zeros[group] : k_format_middle(format);
-        int code = codes[row * K_PACKED_COLS + col];
-        float value = (float)(code - zero);
+    k_unpack_strip(&arrays, &packing,
+                   strip + (size_t)(col / K_PACKED_COLS) * k_packed_record_bytes(&packing),
+                   K_PACKED_ROWS, K_PACKED_COLS);
+}
 
-        if (packing.is_float)
-            value = e2m1_values[code];
-        out[col] = value * number(format->scale, scales, group);
-    }
+/* A code of it, and its group's numbers; row and column as above. */
+static int record_code(const struct record *r, const struct k_format *format, int row, int col,
+                       int *zero, float *scale)
+{
+    int at = row % K_PACKED_ROWS, groups = K_PACKED_COLS / format->group_cols;
+    size_t group = (size_t)(at * groups + col % K_PACKED_COLS / format->group_cols);
+
+    *zero = format->has_zeros ? r->zeros[group] : k_format_middle(format);
+    *scale = number(format->scale, r->scales, group);
+    return r->codes[at * K_PACKED_COLS + col % K_PACKED_COLS];
 }
 
 static void dequantise_records(float *out, const struct k_matrix *w, int first, int n)
 {
-    const struct k_packing packing = k_packing_of(&w->format);
-    size_t record_bytes = k_packed_record_bytes(&packing);
-    size_t strip_bytes = k_packed_strip_bytes(&packing, w->n_in);
+    struct record record;
+    float scale;
+    int zero;
 
     for (int row = first; row < first + n; row++) {
-        const uint8_t *strip =
-            (const uint8_t *)w->data + (size_t)(row / K_PACKED_ROWS) * strip_bytes;
+        for (int col = 0; col < w->n_in; col++) {
+            int code;
 
-        for (int col = 0; col < w->n_in; col += K_PACKED_COLS)
-            dequantise_record(out + col, &w->format,
-                              strip + (size_t)(col / K_PACKED_COLS) * record_bytes,
-                              row % K_PACKED_ROWS);
-        for (int col = 0; col < w->n_in && w->format.group_rows > 0; col++)
-            out[col] *= ((const float *)w->scales)[row];
+            if (col % K_PACKED_COLS == 0)
+                record_unpack(&record, w, row, col);
+            code = record_code(&record, &w->format, row, col, &zero, &scale);
+            out[col] = w->format.elem == K_FLOAT4 ? e2m1_values[code] : (float)(code - zero);
+            out[col] *= scale;
+            if (w->format.group_rows > 0)
+                out[col] *= ((const float *)w->scales)[row];
+        }
+        out += w->n_in;
+    }
+}
+
+void ref_round_codes(int8_t *out, float *scales, const struct k_matrix *w, int first, int n)
+{
+    struct record record;
+    float scale, largest;
+    int zero;
+
+    for (int row = first; row < first + n; row++) {
+        largest = 0.0f;
+        for (int col = 0; col < w->n_in; col += w->format.group_cols) {
+            float most;
+
+            record_unpack(&record, w, row, col);
+            (void)record_code(&record, &w->format, row, col, &zero, &scale);
+            most = fabsf(scale) * (float)(zero > 15 - zero ? zero : 15 - zero);
+            largest = isnan(largest) || largest > most ? largest : most; /* a NaN stays */
+        }
+        for (int col = 0; col < w->n_in; col++) {
+            float value;
+            int code;
+
+            if (col % K_PACKED_COLS == 0)
+                record_unpack(&record, w, row, col);
+            code = record_code(&record, &w->format, row, col, &zero, &scale);
+            value = fmaf((float)(code - zero), scale * (largest == 0.0f ? 0.0f : 127.0f / largest),
+                         12582912.0f);
+            out[K_BYTE_AT((size_t)col)] = (int8_t)(value - 12582912.0f);
+        }
+        scales[row - first] = largest / 127.0f;
         out += w->n_in;
     }
 }

@@ -55,7 +55,7 @@ struct bytes_args {
     k_bf16 *y;
     const k_bf16 *bias;
     const float *scales, *x_scales;
-    int n, n_out, n_slabs;
+    int n, n_out, y_stride, n_slabs;
     int cols; /* rows of x of a tile: COLS, or half of it */
     int w_tiles, x_tiles;
 };
@@ -283,7 +283,7 @@ static __device__ inline void bytes_write_chunk(const char *out, const bytes_arg
         int row = i / 8, eight = i % 8;
 
         if (row < n && at + eight * 8 < a.n_out)
-            *(uint4 *)(a.y + (size_t)(first + row) * a.n_out + at + eight * 8) =
+            *(uint4 *)(a.y + (size_t)(first + row) * a.y_stride + at + eight * 8) =
                 *(const uint4 *)(out + row * OUT_PITCH + eight * 16);
     }
 }
@@ -377,12 +377,13 @@ bool k_multiply_bytes_takes_sm90(const struct k_matrix *w)
            w->n_in % SLAB == 0 && w->n_in <= K_PACKED_IN_MAX;
 }
 
-int k_multiply_bytes_sm90(k_bf16 *y, const struct k_bytes *x, const struct k_matrix *w,
-                          const k_bf16 *bias, int n, int n_sms, k_stream stream)
+int k_multiply_bytes_sm90(k_bf16 *y, int y_stride, const struct k_bytes *x,
+                          const struct k_matrix *w, const k_bf16 *bias, int n, int n_sms,
+                          k_stream stream)
 {
     int w_tiles = (w->n_out + ROWS - 1) / ROWS, cols = bytes_choose_cols(n, w_tiles, n_sms);
     const bytes_args a = {
-        y,    bias,    (const float *)w->scales, x->scales, n, w->n_out, w->n_in / SLAB,
+        y,    bias,    (const float *)w->scales, x->scales, n, w->n_out, y_stride, w->n_in / SLAB,
         cols, w_tiles, (n + cols - 1) / cols};
     CUtensorMap w_map, x_map;
 

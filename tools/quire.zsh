@@ -14,17 +14,18 @@ case $CURRENT,${words[2]-} in
             --default-chat-template-kwargs --device --disable-custom-all-reduce
             --drain-timeout-s --enable-expert-parallel --enable-force-include-usage
             --enable-lora --enable-prefix-caching --engine-socket --engine-wait-ms
-            --front-threads --gemm-table --generation-config --gpu-memory-utilization
-            --health-stall-s --help --hf-overrides --input-file --itl-target-ms --keepalive-s
-            --kernels --kv-cache-dtype --kv-host-bytes --kv-host-file --kv-retained-pct
-            --kv-store-bytes --kv-store-dir --kv-store-reserve-bytes --lane-arena-bytes
-            --lane-slots --listen --load-format --log-level --long-prefill-token-threshold
-            --lora-dir --lora-modules --mamba-ssm-cache-dtype --master-addr --master-port
-            --max-body-bytes --max-choices --max-cpu-loras --max-lanes --max-logprobs
-            --max-lora-rank --max-loras --max-model-len --max-num-batched-tokens
-            --max-num-queued-reqs --max-num-queued-tokens --max-num-seqs --max-stop-strings
-            --model --models-dir --models-max --models-memory --models-run --nnodes --node-rank
-            --num-pages --otlp-traces-endpoint --output-file --override-generation-config
+            --front-threads --gemm-table --generation-config --gpu-inputs
+            --gpu-memory-utilization --health-stall-s --help --hf-overrides --input-file
+            --itl-target-ms --keepalive-s --kernels --kv-cache-dtype --kv-host-bytes
+            --kv-host-file --kv-retained-pct --kv-store-bytes --kv-store-dir
+            --kv-store-reserve-bytes --lane-arena-bytes --lane-slots --listen --load-format
+            --log-level --long-prefill-token-threshold --lora-dir --lora-modules
+            --mamba-ssm-cache-dtype --master-addr --master-port --max-body-bytes --max-choices
+            --max-cpu-loras --max-lanes --max-logprobs --max-lora-rank --max-loras
+            --max-model-len --max-num-batched-tokens --max-num-queued-reqs
+            --max-num-queued-tokens --max-num-seqs --max-stop-strings --model --models-dir
+            --models-max --models-memory --models-run --nnodes --node-rank --num-pages
+            --otlp-traces-endpoint --output-file --override-generation-config
             --override-pooler-config --page-tokens --pipeline-parallel-size --pooler-config
             --quantization --queue-timeout-s --reasoning-parser --response-role
             --responses-bytes --responses-days --responses-dir --return-tokens-as-token-ids
@@ -42,19 +43,19 @@ case $CURRENT,${words[2]-} in
             --disable-custom-all-reduce --drafts --drain-timeout-s --enable-expert-parallel
             --enable-force-include-usage --enable-lora --enable-prefix-caching --endpoint
             --engine-socket --engine-wait-ms --extra-body --front-threads --gemm-table
-            --generation-config --goodput --gpu-memory-utilization --health-stall-s --help
-            --hf-overrides --host --ignore-eos --input-len --itl-target-ms --keepalive-s
-            --kernels --kv-cache-dtype --kv-host-bytes --kv-host-file --kv-retained-pct
-            --kv-store-bytes --kv-store-dir --kv-store-reserve-bytes --label --lane-arena-bytes
-            --lane-slots --listen --load-format --log-level --long-prefill-token-threshold
-            --lora-adapters --lora-dir --lora-modules --lora-rank --mamba-ssm-cache-dtype
-            --master-addr --master-port --max-body-bytes --max-choices --max-concurrency
-            --max-cpu-loras --max-lanes --max-logprobs --max-lora-rank --max-loras
-            --max-model-len --max-num-batched-tokens --max-num-queued-reqs
-            --max-num-queued-tokens --max-num-seqs --max-stop-strings --metric-percentiles
-            --model --models-dir --models-max --models-memory --models-run --nnodes --node-rank
-            --num-pages --num-prompts --num-warmups --otlp-traces-endpoint --output-len
-            --override-generation-config --override-pooler-config --page-tokens
+            --generation-config --goodput --gpu-inputs --gpu-memory-utilization
+            --health-stall-s --help --hf-overrides --host --ignore-eos --input-len
+            --itl-target-ms --keepalive-s --kernels --kv-cache-dtype --kv-host-bytes
+            --kv-host-file --kv-retained-pct --kv-store-bytes --kv-store-dir
+            --kv-store-reserve-bytes --label --lane-arena-bytes --lane-slots --listen
+            --load-format --log-level --long-prefill-token-threshold --lora-adapters --lora-dir
+            --lora-modules --lora-rank --mamba-ssm-cache-dtype --master-addr --master-port
+            --max-body-bytes --max-choices --max-concurrency --max-cpu-loras --max-lanes
+            --max-logprobs --max-lora-rank --max-loras --max-model-len --max-num-batched-tokens
+            --max-num-queued-reqs --max-num-queued-tokens --max-num-seqs --max-stop-strings
+            --metric-percentiles --model --models-dir --models-max --models-memory --models-run
+            --nnodes --node-rank --num-pages --num-prompts --num-warmups --otlp-traces-endpoint
+            --output-len --override-generation-config --override-pooler-config --page-tokens
             --pipeline-parallel-size --pooler-config --port --quantization --queue-timeout-s
             --random-input-len --random-output-len --random-prefix-len --random-range-ratio
             --random-vocab-size --read-limit --reasoning-parser --request-rate --response-role
@@ -87,7 +88,7 @@ case $CURRENT,${words[2]-} in
             --data-parallel-rank --data-parallel-size --default-chat-template-kwargs --device
             --disable-custom-all-reduce --drain-timeout-s --enable-expert-parallel
             --enable-force-include-usage --enable-lora --enable-prefix-caching --engine-socket
-            --engine-wait-ms --front-threads --gemm-table --generation-config
+            --engine-wait-ms --front-threads --gemm-table --generation-config --gpu-inputs
             --gpu-memory-utilization --health-stall-s --help --hf-overrides --itl-target-ms
             --keepalive-s --kernels --kv-cache-dtype --kv-host-bytes --kv-host-file
             --kv-retained-pct --kv-store-bytes --kv-store-dir --kv-store-reserve-bytes
@@ -120,23 +121,23 @@ case $CURRENT,${words[2]-} in
             --default-chat-template-kwargs --device --disable-custom-all-reduce
             --drain-timeout-s --enable-expert-parallel --enable-force-include-usage
             --enable-lora --enable-prefix-caching --engine-socket --engine-wait-ms
-            --front-threads --gemm-table --generation-config --gpu-memory-utilization
-            --health-stall-s --help --hf-overrides --itl-target-ms --keepalive-s --kernels
-            --kv-cache-dtype --kv-host-bytes --kv-host-file --kv-retained-pct --kv-store-bytes
-            --kv-store-dir --kv-store-reserve-bytes --lane-arena-bytes --lane-slots --len
-            --listen --load-format --log-level --long-prefill-token-threshold --lora-dir
-            --lora-modules --mamba-ssm-cache-dtype --master-addr --master-port --max-body-bytes
-            --max-choices --max-cpu-loras --max-lanes --max-logprobs --max-lora-rank
-            --max-loras --max-model-len --max-num-batched-tokens --max-num-queued-reqs
-            --max-num-queued-tokens --max-num-seqs --max-stop-strings --model --models-dir
-            --models-max --models-memory --models-run --nnodes --node-rank --num-pages
-            --otlp-traces-endpoint --override-generation-config --override-pooler-config
-            --page-tokens --pipeline-parallel-size --pooler-config --quantization
-            --queue-timeout-s --reasoning-parser --response-role --responses-bytes
-            --responses-days --responses-dir --return-tokens-as-token-ids --runner
-            --served-model-name --sleep-after-s --speculative-config --split-special-tokens
-            --task --tensor-parallel-size --tokenizer-cache-dir --tool-call-parser
-            --wake-timeout-s"
+            --front-threads --gemm-table --generation-config --gpu-inputs
+            --gpu-memory-utilization --health-stall-s --help --hf-overrides --itl-target-ms
+            --keepalive-s --kernels --kv-cache-dtype --kv-host-bytes --kv-host-file
+            --kv-retained-pct --kv-store-bytes --kv-store-dir --kv-store-reserve-bytes
+            --lane-arena-bytes --lane-slots --len --listen --load-format --log-level
+            --long-prefill-token-threshold --lora-dir --lora-modules --mamba-ssm-cache-dtype
+            --master-addr --master-port --max-body-bytes --max-choices --max-cpu-loras
+            --max-lanes --max-logprobs --max-lora-rank --max-loras --max-model-len
+            --max-num-batched-tokens --max-num-queued-reqs --max-num-queued-tokens
+            --max-num-seqs --max-stop-strings --model --models-dir --models-max --models-memory
+            --models-run --nnodes --node-rank --num-pages --otlp-traces-endpoint
+            --override-generation-config --override-pooler-config --page-tokens
+            --pipeline-parallel-size --pooler-config --quantization --queue-timeout-s
+            --reasoning-parser --response-role --responses-bytes --responses-days
+            --responses-dir --return-tokens-as-token-ids --runner --served-model-name
+            --sleep-after-s --speculative-config --split-special-tokens --task
+            --tensor-parallel-size --tokenizer-cache-dir --tool-call-parser --wake-timeout-s"
         ;;
     *,quantize)
         words_of_command="
@@ -147,11 +148,12 @@ case $CURRENT,${words[2]-} in
             --default-chat-template-kwargs --device --disable-custom-all-reduce
             --drain-timeout-s --enable-expert-parallel --enable-force-include-usage
             --enable-lora --enable-prefix-caching --engine-socket --engine-wait-ms
-            --front-threads --gemm-table --generation-config --gpu-memory-utilization --group
-            --health-stall-s --help --hf-overrides --itl-target-ms --keepalive-s --kernels
-            --kv-cache-dtype --kv-host-bytes --kv-host-file --kv-retained-pct --kv-store-bytes
-            --kv-store-dir --kv-store-reserve-bytes --lane-arena-bytes --lane-slots --listen
-            --load-format --log-level --long-prefill-token-threshold --lora-dir --lora-modules
+            --front-threads --gemm-table --generation-config --gpu-inputs
+            --gpu-memory-utilization --group --health-stall-s --help --hf-overrides
+            --itl-target-ms --keepalive-s --kernels --kv-cache-dtype --kv-host-bytes
+            --kv-host-file --kv-retained-pct --kv-store-bytes --kv-store-dir
+            --kv-store-reserve-bytes --lane-arena-bytes --lane-slots --listen --load-format
+            --log-level --long-prefill-token-threshold --lora-dir --lora-modules
             --mamba-ssm-cache-dtype --master-addr --master-port --max-body-bytes --max-choices
             --max-cpu-loras --max-lanes --max-logprobs --max-lora-rank --max-loras
             --max-model-len --max-num-batched-tokens --max-num-queued-reqs
@@ -174,7 +176,7 @@ case $CURRENT,${words[2]-} in
             --default-chat-template-kwargs --device --disable-custom-all-reduce
             --drain-timeout-s --enable-expert-parallel --enable-force-include-usage
             --enable-log-requests --enable-lora --enable-prefix-caching --engine-socket
-            --engine-wait-ms --front-threads --gemm-table --generation-config
+            --engine-wait-ms --front-threads --gemm-table --generation-config --gpu-inputs
             --gpu-memory-utilization --health-stall-s --help --hf-overrides --host
             --itl-target-ms --keepalive-s --kernels --kv-cache-dtype --kv-host-bytes
             --kv-host-file --kv-retained-pct --kv-store-bytes --kv-store-dir

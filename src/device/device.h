@@ -64,13 +64,14 @@ struct device_limits {
     int n_experts, n_experts_used, expert_dim; /* of the largest FFN of experts: those of this
                                                 * device, of a token, and the width of one; 0
                                                 * without any */
-    int n_choices;    /* experts that a router chooses from: those of all ranks */
-    bool rounds;      /* the cpu device rounds inputs of products with weights of 4 to 8 bits to 8
+    int n_choices;   /* experts that a router chooses from: those of all ranks */
+    bool rounds;     /* the cpu device rounds inputs of products with weights of 4 to 8 bits to 8
                        * bits (cpu_round.h) */
-    bool codes;       /* some matrices multiply codes (k_format_reads_codes()) */
-    bool packed;      /* some matrices are packed (k_format_is_packed()), or bytes by row */
-    bool bytes;       /* some of these have elements of 8 bits */
-    bool has_states;  /* some layers are recurrent */
+    bool codes;      /* some matrices multiply codes (k_format_reads_codes()) */
+    bool packed;     /* some matrices are packed (k_format_is_packed()), or bytes by row */
+    bool bytes;      /* some of these have elements of 8 bits */
+    bool rounded;    /* some of 4 bits become bytes for products of many rows (k_format.rounds_x) */
+    bool has_states; /* some layers are recurrent */
     int state_shared; /* bytes of shared memory that a block of their kernels takes */
     int n_stages;     /* of the model; 0: one */
     bool follows;     /* a device of another process samples */
@@ -88,6 +89,8 @@ static inline size_t device_widened_bytes(const struct device_limits *limits, bo
         return 0;
     if (is_portable)
         return DEVICE_WIDENED_BYTES;
+    if (limits->rounded) /* rows of the matrix, and of x */
+        return K_MANY_COUNTERS + 2 * DEVICE_WIDENED_BYTES;
     if (limits->bytes)
         return K_MANY_COUNTERS + DEVICE_WIDENED_BYTES;
     return limits->packed ? DEVICE_MANY_BYTES : DEVICE_HALVED_BYTES;

@@ -6,8 +6,9 @@
  * Few rows are multiplied with the codes, and on Hopper so are many with codes of 4 bits. Else, for
  * many, a run of rows of the matrix becomes bfloat16 in scratch memory, and cuBLASLt multiplies
  * with it; the numbers are those of a matrix that was converted at load. Few rows for e4m3 are put
- * into the order of its product there. Where a checkpoint asks for inputs of 8-bit whole numbers,
- * many rows are rounded so, in scratch memory, and multiplied as such. */
+ * into the order of its product there. Where a checkpoint or a setting asks for inputs of 8-bit
+ * whole numbers, many rows are rounded so, in scratch memory, and multiplied as such; with codes of
+ * 4 bits very many, and a run of rows of the matrix is rounded likewise. */
 #include "config.h"
 
 #include "device/parts_cuda.h"
@@ -22,6 +23,8 @@
 #define ROWS_FEW_GROUPS 128
 /* From so many rows on, products of whole numbers are faster. */
 #define ROWS_BYTES 65
+/* The same where codes of 4 bits have to become such numbers first. */
+#define ROWS_ROUNDED 1024
 /* Rows of the scratch matrix are a multiple of the library's tiles. */
 #define ROWS_UNIT 256
 
@@ -99,8 +102,54 @@ static int packed_run_bytes(struct cuda *c, const struct gemm_product *p)
         rc = k_round_bytes(&bytes, (const k_bf16 *)p->x + (size_t)row * n_in, n, p->w->n_in,
                            c->stream);
         if (rc == 0)
-            rc = k_multiply_bytes((k_bf16 *)p->y + (size_t)row * n_out, &bytes, p->w, p->bias, n,
-                                  c->n_sms, c->stream);
+            rc = k_multiply_bytes((k_bf16 *)p->y + (size_t)row * n_out, p->w->n_out, &bytes, p->w,
+                                  p->bias, n, c->n_sms, c->stream);
+    }
+    return rc;
+}
+
+/* Rows of x with all of a matrix of codes, of which a run of rows at a time becomes bytes in the
+ * first half of scratch memory. */
+static int packed_round_matrix(struct cuda *c, const struct gemm_product *p, k_bf16 *y,
+                               const struct k_bytes *x, int n)
+{
+    const struct k_matrix *w = p->w;
+    int step = (int)(DEVICE_WIDENED_BYTES / k_bytes_size(1, w->n_in)) / ROWS_UNIT * ROWS_UNIT;
+    int rc = 0;
+
+    for (int row = 0; row < w->n_out && rc == 0; row += step) {
+        int n_out = w->n_out - row < step ? w->n_out - row : step;
+        const struct k_bytes bytes = k_bytes_in(c->widened, n_out, w->n_in);
+        struct k_matrix run = {.data = bytes.data,
+                               .scales = bytes.scales,
+                               .format = k_format_by_row(K_INT8),
+                               .n_out = n_out,
+                               .n_in = w->n_in};
+
+        run.format.rounds_x = true;
+        rc = k_round_codes(bytes.data, bytes.scales, w, row, n_out, c->stream);
+        if (rc == 0)
+            rc = k_multiply_bytes(y + row, w->n_out, x, &run,
+                                  p->bias != NULL ? p->bias + row : NULL, n, c->n_sms, c->stream);
+    }
+    return rc;
+}
+
+/* As many rows of x at a time as the second half has room for. */
+static int packed_run_rounded(struct cuda *c, const struct gemm_product *p)
+{
+    size_t n_in = (size_t)p->w->n_in, n_out = (size_t)p->w->n_out;
+    int step = (int)(DEVICE_WIDENED_BYTES / k_bytes_size(1, p->w->n_in)) / ROWS_UNIT * ROWS_UNIT;
+    int rc = 0;
+
+    for (int row = 0; row < p->n && rc == 0; row += step) {
+        int n = p->n - row < step ? p->n - row : step;
+        const struct k_bytes x =
+            k_bytes_in((char *)c->widened + DEVICE_WIDENED_BYTES, n, p->w->n_in);
+
+        rc = k_round_bytes(&x, (const k_bf16 *)p->x + (size_t)row * n_in, n, p->w->n_in, c->stream);
+        if (rc == 0)
+            rc = packed_round_matrix(c, p, (k_bf16 *)p->y + (size_t)row * n_out, &x, n);
     }
     return rc;
 }
@@ -113,6 +162,9 @@ int packed_run(struct cuda *c, const struct gemm_product *p)
     int step = (int)(DEVICE_WIDENED_BYTES / sizeof(k_bf16) / (size_t)w->n_in), rc = 0;
 
     must(c->widened != NULL);
+    if (p->n >= ROWS_ROUNDED && !p->y_is_float && w->format.elem == K_INT4 && w->format.rounds_x &&
+        !k_is_portable())
+        return packed_run_rounded(c, p);
     if (p->n > K_PRODUCT_ROWS_MAX && k_multiply_many_takes(w))
         return packed_run_many(c, p);
     if (p->n >= ROWS_BYTES && !p->y_is_float && k_multiply_bytes_takes(w))

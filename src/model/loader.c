@@ -761,6 +761,8 @@ static void loader_fill_matrix(struct loader *l, struct k_matrix *matrix, struct
         l->w->is_packed ||
         (!l->absent && (k_format_is_packed(&matrix->format) || matrix->format.elem == K_INT8));
     l->w->has_bytes = l->w->has_bytes || (!l->absent && matrix->format.elem == K_INT8);
+    l->w->is_rounded = l->w->is_rounded ||
+                       (!l->absent && matrix->format.elem == K_INT4 && matrix->format.rounds_x);
     l->w->reads_codes = l->w->reads_codes || (!l->absent && k_format_reads_codes(&matrix->format));
     if (l->rc != ERR_OK)
         return;

@@ -45,8 +45,9 @@ enum quant_mixed loader_mixed(const struct loader *l, const struct part *parts, 
     return how;
 }
 
-bool loader_packs(const struct loader *l, const struct part *parts, int n_parts,
-                  enum loader_use use, struct k_format *out)
+/* loader_packs() without rounding of inputs. */
+static bool loader_packs_as(const struct loader *l, const struct part *parts, int n_parts,
+                            enum loader_use use, struct k_format *out)
 {
     *out = l->c->quant.packed;
     if (l->files == NULL && use == USE_LAYER && parts[0].expert < 0)
@@ -66,6 +67,15 @@ bool loader_packs(const struct loader *l, const struct part *parts, int n_parts,
         *out = format;
     }
     return l->files != NULL && use != USE_TABLE && use != USE_ADDED;
+}
+
+bool loader_packs(const struct loader *l, const struct part *parts, int n_parts,
+                  enum loader_use use, struct k_format *out)
+{
+    bool packs = loader_packs_as(l, parts, n_parts, use, out);
+
+    out->rounds_x = l->c->quant.rounds_x && out->elem == K_INT4;
+    return packs;
 }
 
 /* The strip of a rank's rows first .. first + 15. */

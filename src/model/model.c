@@ -49,72 +49,6 @@ static int model_least(int a, int b)
     return a < b ? a : b;
 }
 
-static bool model_is_set(const char *option)
-{
-    return option != NULL && option[0] != '\0';
-}
-
-/* Choose the formats of weights, pages and inputs from the settings quantization, kv_cache_dtype
- * and cpu_inputs. */
-static int model_choose_types(struct model *m, const struct model_options *o)
-{
-    const char *kv = model_is_set(o->kv_cache_dtype) ? o->kv_cache_dtype : "auto";
-    bool rounds = model_is_set(o->quantization);
-    bool is_int8 = rounds && strcmp(o->quantization, "int8") == 0;
-    bool rounds_head = rounds && strcmp(o->quantization, "fp8_all") == 0;
-
-    if (rounds && !rounds_head && !is_int8 && strcmp(o->quantization, "fp8") != 0) {
-        log_error("model: quantization \"%s\" is unknown; use fp8, fp8_all or int8, or leave it "
-                  "empty",
-                  o->quantization);
-        return ERR_INVALID;
-    }
-    if (rounds)
-        m->layers = k_format_by_row(is_int8 ? K_INT8 : K_E4M3);
-    if (rounds_head)
-        m->head = k_format_by_row(K_E4M3);
-    m->rounds_inputs = model_is_set(o->cpu_inputs) && strcmp(o->cpu_inputs, "int8") == 0;
-    if (model_is_set(o->cpu_inputs) && !m->rounds_inputs && strcmp(o->cpu_inputs, "float32") != 0) {
-        log_error("model: cpu_inputs \"%s\" is unknown; use int8 or float32", o->cpu_inputs);
-        return ERR_INVALID;
-    }
-    /* K_BF16 means plain: float32 on the cpu device. */
-    m->kv_type = K_BF16;
-    if (strcmp(kv, "auto") == 0)
-        return ERR_OK;
-    if (strcmp(kv, "fp8") != 0 && strcmp(kv, "fp8_e4m3") != 0) {
-        log_error("model: kv_cache_dtype \"%s\" is unknown; use auto or fp8", kv);
-        return ERR_INVALID;
-    }
-    if (!m->device->is_gpu && m->config.latent.kv_rank == 0) {
-        log_error("model: kv_cache_dtype fp8 needs the cuda device, but for latent attention; use "
-                  "auto on %s",
-                  m->device->name);
-        return ERR_UNSUPPORTED;
-    }
-    m->kv_type = K_E4M3;
-    return ERR_OK;
-}
-
-/* Choose the type of states. A model that has none is not refused: a setting may be for several. */
-static int model_choose_state_type(struct model *m, const struct model_options *o)
-{
-    const char *type = model_is_set(o->state_dtype) ? o->state_dtype : "auto";
-
-    if (strcmp(type, "auto") == 0 || strcmp(type, "float32") == 0)
-        return ERR_OK;
-    if (strcmp(type, "bfloat16") != 0) {
-        log_error("model: mamba_ssm_cache_dtype \"%s\" is unknown; use auto, float32 or bfloat16",
-                  type);
-        return ERR_INVALID;
-    }
-    m->plan.bf16_states = plan_can_round_states(&m->plan);
-    if (!m->plan.bf16_states)
-        log_info("model: mamba_ssm_cache_dtype bfloat16 has no effect: no layer has states of the "
-                 "delta rule or Mamba-2");
-    return ERR_OK;
-}
-
 /* Bytes of one key or value element in a page. */
 static size_t model_kv_elem_bytes(const struct model *m)
 {
@@ -445,6 +379,7 @@ static struct device_limits model_rank_limits(struct model *m, const struct rank
         .codes = r->weights.reads_codes,
         .packed = r->weights.is_packed,
         .bytes = r->weights.has_bytes,
+        .rounded = r->weights.is_rounded,
         .has_states = widest.has_states,
         .state_shared = widest.state_shared,
         .n_experts = widest.experts.n_own,
@@ -533,6 +468,8 @@ static void model_set_fingerprint(struct model *m)
     if (m->rounds_inputs && !m->device->is_gpu &&
         weights_have_blocks(&m->ranks.at[0].weights, m->plan.n_layers))
         n += snprintf(text + n, sizeof text - (size_t)n, ", inputs int8");
+    if (m->ranks.at[0].weights.is_rounded)
+        n += snprintf(text + n, sizeof text - (size_t)n, ", many inputs int8");
     if (m->ranks.n_parts > 1)
         n += snprintf(text + n, sizeof text - (size_t)n, ", %d ranks%s", m->ranks.n_parts,
                       m->has_whole_experts ? " with whole experts" : "");
@@ -667,7 +604,7 @@ static int model_load_weights(struct model *m, const struct model_options *o,
                                         .n_adapters = o->n_adapters,
                                         .adapter_rank = o->adapter_rank};
     struct weights_rank ranks[RANKS_MAX];
-    bool given = model_is_set(o->gemm_table);
+    bool given = o->gemm_table != NULL && o->gemm_table[0] != '\0';
 
     for (int i = 0; i < m->ranks.n; i++) {
         struct rank *rank = &m->ranks.at[i];
@@ -928,9 +865,7 @@ int model_open(struct model **out, const struct model_options *o)
         goto out;
     /* Types depend on the device, and groups of pages on the types. */
     if ((rc = model_choose_types(model, o)) != ERR_OK ||
-        (rc = model_choose_state_type(model, o)) != ERR_OK)
-        goto out;
-    if ((rc = model_choose_shape(model, o)) != ERR_OK ||
+        (rc = model_choose_shape(model, o)) != ERR_OK ||
         (rc = model_choose_groups(model)) != ERR_OK)
         goto out;
     if ((rc = model_load(model, o, &whole)) != ERR_OK)

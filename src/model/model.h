@@ -30,14 +30,18 @@ struct model_options {
     const char *quantization;
     const char *kv_cache_dtype; /* NULL or "auto": the device's type; "fp8", "fp8_e4m3": e4m3 */
     const char *state_dtype;    /* of recurrent layers: NULL, "auto", "float32", "bfloat16" */
-    const char *gemm_table;  /* table of measured matrix products; NULL or "": the installed one */
-    const char *cpu_inputs;  /* of the cpu device's products with blocks of 4 to 8 bits: NULL, "" or
+    const char *gemm_table; /* table of measured matrix products; NULL or "": the installed one */
+    const char *cpu_inputs; /* of the cpu device's products with blocks of 4 to 8 bits: NULL, "" or
                               * "float32": as they are; "int8": rounded (device_limits.rounds) */
-    int cpu_threads;         /* 0: one per core; shared among the ranks */
-    int n_ranks;             /* devices that share each layer, 1 .. 16 (rank.h); 0: one */
-    int n_stages;            /* runs of layers, each on n_ranks devices of its own; 0: one */
-    int n_nodes;             /* processes that share the stages (node.h), 1 or 2; 0: one */
-    int node_rank;           /* which of them this is */
+    const char
+        *gpu_inputs; /* of a GPU's products of many rows with weights of 4 or 8 bits: NULL, ""
+                              * or "auto": as the checkpoint says; "bf16": as they are; "int8":
+                              * rounded (k_format.rounds_x) */
+    int cpu_threads; /* 0: one per core; shared among the ranks */
+    int n_ranks;     /* devices that share each layer, 1 .. 16 (rank.h); 0: one */
+    int n_stages;    /* runs of layers, each on n_ranks devices of its own; 0: one */
+    int n_nodes;     /* processes that share the stages (node.h), 1 or 2; 0: one */
+    int node_rank;   /* which of them this is */
     const char *master_addr; /* of node 0 */
     int master_port;
     bool uses_nccl;     /* for sums over the devices; otherwise only where a GPU cannot reach

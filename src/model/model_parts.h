@@ -76,6 +76,12 @@ struct model {
     bool is_sampled;                /* the step that began last has been sampled */
 };
 
+/* --- model_types.c --- */
+
+/* Choose the types of weights, pages, inputs of products, and states, for this device. A word that
+ * no setting has: ERR_INVALID; a type that the device lacks: ERR_UNSUPPORTED (logged). */
+int model_choose_types(struct model *m, const struct model_options *o) ERR_CHECKED;
+
 /* --- model_pages.c --- */
 
 /* Choose n_pages. If the memory is too small for a text of max_model_len tokens, lower that length,

@@ -23,6 +23,7 @@ struct model_options model_options_of(const struct settings *settings)
         .gemm_table = settings->gemm_table,
         .cpu_threads = settings->cpu_threads,
         .cpu_inputs = settings->cpu_inputs,
+        .gpu_inputs = settings->gpu_inputs,
         .n_ranks = settings->tensor_parallel_size,
         .n_stages = settings->pipeline_parallel_size,
         .n_nodes = settings->nnodes,

@@ -90,10 +90,11 @@ struct weights {
     struct k_matrix head;        /* [plan.head_rows][dim]; rows of embed when tied */
     void *head_bias;             /* [n_vocab] or NULL */
     struct eagle_weights eagle;
-    bool reads_codes, is_packed, has_bytes; /* some matrix does, is, or has (device_limits) */
-    size_t bytes;                           /* on the device */
-    struct adapters *adapters;              /* of its matrices (adapters.h); NULL: none */
-    struct hash digest; /* rank 0 only: of every tensor's name, type and bytes in the file */
+    /* some matrix does, is, or has (device_limits) */
+    bool reads_codes, is_packed, has_bytes, is_rounded;
+    size_t bytes;              /* on the device */
+    struct adapters *adapters; /* of its matrices (adapters.h); NULL: none */
+    struct hash digest;        /* rank 0 only: of every tensor's name, type and bytes in the file */
 };
 
 /* The destination of a rank's part. */

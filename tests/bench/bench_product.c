@@ -3,7 +3,7 @@
  * Products of few rows, as a decode has them: the four of each layer of Llama-3.1-8B, 32 layers as
  * one graph with overlapping launches; beside cuBLASLt's in the same run.
  *
- *   bench_product bf16|e4m3|int4|int8|int8-128|int8-32|w8a8|nvfp4|mxfp4 ROWS[,ROWS...] [TABLE]
+ *   bench_product bf16|e4m3|int4|w4a8|int8|int8-128|int8-32|w8a8|nvfp4|mxfp4 ROWS[,ROWS...] [TABLE]
  *
  * A line of what a read of the largest matrix reaches in this run: GPUs of one name differ by some
  * percent. Then three for each number of rows: microseconds a layer and the share of the time of a
@@ -94,6 +94,23 @@ static void alloc_packed(struct bench *b, struct k_matrix *w, uint64_t seed)
     bench_must(k_fill_random_packed(w, 0.02f, seed, b->stream), "random codes");
 }
 
+/* A product in which codes of 4 bits and x are rounded to bytes first. */
+static void round_both(struct bench *b, const struct k_matrix *w, const void *x, int n)
+{
+    const struct k_bytes of_x = k_bytes_in(b->rounded.data, n, w->n_in);
+    const struct k_bytes of_w = k_bytes_in(b->widened, w->n_out, w->n_in);
+    struct k_matrix run = {.data = of_w.data,
+                           .scales = of_w.scales,
+                           .format = k_format_by_row(K_INT8),
+                           .n_out = w->n_out,
+                           .n_in = w->n_in};
+
+    run.format.rounds_x = true;
+    bench_must(k_round_bytes(&of_x, x, n, w->n_in, b->stream), "rounding");
+    bench_must(k_round_codes(of_w.data, of_w.scales, w, 0, w->n_out, b->stream), "rounding codes");
+    bench_must(k_multiply_bytes(b->y, w->n_out, &of_x, &run, NULL, n, SMS, b->stream), "a product");
+}
+
 static void own(struct bench *b, int layer, int mat, int n)
 {
     const struct k_matrix *w = &b->w[layer % COPIES][mat];
@@ -113,6 +130,10 @@ static void own(struct bench *b, int layer, int mat, int n)
 
     if (n > K_PRODUCT_ROWS_MAX)
         p.kind = mat == MAT_HEAD ? K_PRODUCT_FLOAT : K_PRODUCT_PLAIN;
+    if (n > K_PRODUCT_ROWS_MAX && w->format.elem == K_INT4 && w->format.rounds_x) {
+        round_both(b, w, p.x, n);
+        return;
+    }
     if (n > K_PRODUCT_ROWS_MAX && k_multiply_many_takes(w)) {
         p.sums_in = NULL;
         p.y = b->y; /* gate and up are not joined */
@@ -123,7 +144,8 @@ static void own(struct bench *b, int layer, int mat, int n)
         const struct k_bytes bytes = k_bytes_in(b->widened, n, w->n_in);
 
         bench_must(k_round_bytes(&bytes, p.x, n, w->n_in, b->stream), "rounding");
-        bench_must(k_multiply_bytes(b->y, &bytes, w, NULL, n, SMS, b->stream), "a product");
+        bench_must(k_multiply_bytes(b->y, w->n_out, &bytes, w, NULL, n, SMS, b->stream),
+                   "a product");
         return;
     }
     for (int row = 0; row < n; row += K_PRODUCT_ROWS_MAX) {
@@ -316,7 +338,7 @@ static void allocate(struct bench *b)
     b->sums = alloc((size_t)ROWS_ROOM * DIM / 16 * sizeof(float));
     b->widened = alloc((size_t)2 * FF * DIM * sizeof(k_bf16));
     b->work = alloc(k_multiply_many_bytes(SMS));
-    b->rounded = (struct k_quantised){.data = alloc((size_t)ROWS_ROOM * FF),
+    b->rounded = (struct k_quantised){.data = alloc(k_bytes_size(ROWS_ROOM, FF)),
                                       .scales = alloc(ROWS_ROOM * sizeof(float))};
     bench_must(cudaStreamSynchronize(b->stream) != cudaSuccess, "filling");
     free(ones);
@@ -330,6 +352,7 @@ int main(int argc, char **argv)
     } formats[] = {{"bf16", k_format_bare(K_BF16)},
                    {"e4m3", k_format_by_row(K_E4M3)},
                    {"int4", k_format_packed(K_BF16, 128, false)},
+                   {"w4a8", k_format_packed(K_BF16, 128, false)},
                    {"int8", k_format_by_row(K_INT8)},
                    {"int8-128", k_format_int8(K_BF16, 128, false)},
                    {"int8-32", k_format_int8(K_F16, 32, false)},
@@ -344,11 +367,11 @@ int main(int argc, char **argv)
     for (size_t i = 0; i < sizeof formats / sizeof formats[0] && argc > 1; i++) {
         if (strcmp(argv[1], formats[i].name) == 0)
             known = true, b.format = formats[i].format;
-        b.format.rounds_x = strcmp(argv[1], "w8a8") == 0;
+        b.format.rounds_x = strcmp(argv[1], "w8a8") == 0 || strcmp(argv[1], "w4a8") == 0;
     }
     if (argc < 3 || !known) {
         fprintf(stderr,
-                "usage: bench_product bf16|e4m3|int4|int8|int8-128|int8-32|w8a8|nvfp4|mxfp4 "
+                "usage: bench_product bf16|e4m3|int4|w4a8|int8|int8-128|int8-32|w8a8|nvfp4|mxfp4 "
                 "ROWS[,ROWS...] [TABLE]\n");
         return 2;
     }

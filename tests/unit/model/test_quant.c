@@ -114,6 +114,36 @@ static void test_names(void)
     ok(strstr(why, "marlin-24") != NULL, "is named: %s", why);
 }
 
+#define PACKED(inputs)                                                                           \
+    "{\"quant_method\":\"compressed-tensors\",\"format\":\"pack-quantized\",\"config_groups\":{" \
+    "\"a\":{\"weights\":{\"num_bits\":4,\"group_size\":128}" inputs "}}}"
+#define INPUTS(bits, type, strategy, dynamic)                                                      \
+    ",\"input_activations\":{\"num_bits\":" bits ",\"type\":\"" type "\",\"strategy\":\"" strategy \
+    "\",\"dynamic\":" dynamic "}"
+
+/* Inputs are rounded where all groups ask for whole numbers of 8 bits with a scale a token. */
+static void test_inputs(void)
+{
+    static const struct {
+        const char *config;
+        bool rounds;
+    } inputs[] = {{PACKED(""), false},
+                  {PACKED(",\"input_activations\":null"), false},
+                  {PACKED(INPUTS("8", "int", "token", "true")), true},
+                  {PACKED(INPUTS("8", "int", "token", "false")), false},
+                  {PACKED(INPUTS("8", "int", "tensor", "true")), false},
+                  {PACKED(INPUTS("8", "float", "token", "true")), false},
+                  {PACKED(INPUTS("4", "int", "token", "true")), false}};
+    struct quant_config c;
+
+    for (size_t i = 0; i < sizeof inputs / sizeof inputs[0]; i++) {
+        int rc = read_config(&c, inputs[i].config);
+
+        ok(rc == ERR_OK && c.packed.elem == K_INT4 && c.rounds_x == inputs[i].rounds,
+           "inputs %s: %s", inputs[i].rounds ? "are rounded" : "stay", inputs[i].config);
+    }
+}
+
 /* --- tensors of a format ---------------------------------------------------------------- */
 
 struct tensors {
@@ -489,6 +519,7 @@ int main(void)
     if (mkdtemp(dir) == NULL)
         tap_skip_all("no temporary folder");
     test_names();
+    test_inputs();
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
         test_tensors(&cases[i]);
     test_plain();
