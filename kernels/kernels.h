@@ -631,6 +631,14 @@ int k_rope_kv(k_bf16 *qkv, const struct k_kv *kv, const struct k_tokens *t,
 void ref_attn(float *out, const float *qkv, const struct k_kv *kv, const struct k_tokens *t,
               int n_heads, float scale, int token, int kv_head, float *scratch);
 
+/* ref_attn() with products of e4m3, without caps: queries are rounded with a power of 2 per row and
+ * head as scale, and weights relative to the largest of K_ATTN_BLOCK keys at positions that a
+ * multiple of it begins; the sum of weights is that of weights before they are rounded. */
+void ref_attn_e4m3(float *out, const float *qkv, const struct k_kv *kv, const struct k_tokens *t,
+                   int n_heads, float scale, int token, int kv_head, float *scratch);
+
+#define K_ATTN_BLOCK 128 /* keys */
+
 /* Attention of a whole step. Tokens of sequences with one token (decodes) and of those with several
  * (chunks) are computed by two kernels; the lists say which is which.
  *
