@@ -245,12 +245,26 @@ int k_attn_decode(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv, const s
     return CHOOSE(k_attn_decode, out, qkv, kv, t, plan, n_heads, scale, stream);
 }
 
+int k_attn_rounds(const struct k_kv *kv, int n_heads)
+{
+#ifdef HAVE_SM90
+    return !attn_is_portable(kv) && k_attn_chunk_takes_sm90(kv, NULL, n_heads) &&
+           k_attn_chunk_is_fp8(kv);
+#else
+    (void)kv, (void)n_heads;
+    return 0;
+#endif
+}
+
 int k_attn_chunk(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv, const struct k_tokens *t,
                  const struct k_attn_plan *plan, int n_heads, float scale, k_stream stream)
 {
 #ifdef HAVE_SM90
-    if (!attn_is_portable(kv) && k_attn_chunk_takes_sm90(kv, qkv, n_heads))
+    if (!attn_is_portable(kv) && k_attn_chunk_takes_sm90(kv, qkv, n_heads)) {
+        if (k_attn_chunk_is_fp8(kv))
+            return k_attn_chunk_fp8(out, qkv, kv, t, plan, n_heads, scale, stream);
         return k_attn_chunk_sm90(out, qkv, kv, t, plan, n_heads, scale, stream);
+    }
 #endif
     return k_attn_chunk_plain(out, qkv, kv, t, plan, n_heads, scale, stream);
 }

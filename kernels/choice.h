@@ -44,6 +44,11 @@ int k_attn_chunk_takes_sm90(const struct k_kv *kv, const k_bf16 *qkv, int n_head
 int k_attn_chunk_sm90(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv,
                       const struct k_tokens *t, const struct k_attn_plan *plan, int n_heads,
                       float scale, k_stream stream);
+/* The same of pages of e4m3 with products of e4m3, for kv that k_attn_chunk_is_fp8(). */
+int k_attn_chunk_is_fp8(const struct k_kv *kv);
+int k_attn_chunk_fp8(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv,
+                     const struct k_tokens *t, const struct k_attn_plan *plan, int n_heads,
+                     float scale, k_stream stream);
 /* Of latents: decodes, too. For those of 512 + 64 elements, and for all. */
 int k_attn_latents(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv, const struct k_tokens *t,
                    const struct k_attn_plan *plan, int n_heads, float scale, k_stream stream);

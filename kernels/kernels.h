@@ -639,6 +639,9 @@ void ref_attn_e4m3(float *out, const float *qkv, const struct k_kv *kv, const st
 
 #define K_ATTN_BLOCK 128 /* keys */
 
+/* Does k_attn() round the queries and weights of chunks as ref_attn_e4m3() does? */
+int k_attn_rounds(const struct k_kv *kv, int n_heads);
+
 /* Attention of a whole step. Tokens of sequences with one token (decodes) and of those with several
  * (chunks) are computed by two kernels; the lists say which is which.
  *

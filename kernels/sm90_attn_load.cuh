@@ -62,11 +62,12 @@ template <int HEAD_DIM, bool E4M3> struct shape {
     static constexpr int PART = HD / PARTS;
     /* Pages of e4m3 arrive in a ring of their own, [BLOCK][HD] bytes, and are converted from
      * there. */
-    static constexpr bool RAW = E4M3;
+    static constexpr bool RAW = E4M3, RAW_KEYS = E4M3;
+    static constexpr int RAW_KINDS = 2;
     static constexpr int RAW_STAGES = HD > 128 ? 1 : 2;
     static constexpr int RAW_BYTES = E4M3 ? BLOCK * HD : 16;
     /* Of the ring that copies fill. */
-    static constexpr int LOAD_STAGES = E4M3 ? RAW_STAGES : STAGES;
+    static constexpr int LOAD_STAGES = E4M3 ? RAW_STAGES : STAGES, KEY_STAGES = LOAD_STAGES;
     static constexpr int LOAD_BYTES = E4M3 ? 8 * HD : COLUMNS * SLAB; /* per 8 rows */
     static constexpr int THREADS = 128 * (CONSUMERS + (E4M3 ? 2 : 1));
     /* Registers per thread, of consumers and of others. The launch's registers are redistributed; a
@@ -78,6 +79,22 @@ template <int HEAD_DIM, bool E4M3> struct shape {
                   "no more registers than a launch has");
     /* Queries stay in registers if there is room. */
     static constexpr bool HELD = E4M3 ? HD < 128 : HD <= 128;
+};
+
+/* The same of products of e4m3 (sm90_attn_fp8.cu): keys are used as they arrive, a row of 128 bytes
+ * each; values arrive so too, and are transposed into rows of 128 keys. */
+struct shape_fp8 {
+    static constexpr int HD = 128, COLUMNS = 2, PARTS = 1, PART = HD;
+    static constexpr int BLOCK = K_ATTN_BLOCK, STAGES = 3;
+    static constexpr bool WHOLE = true, RAW = true, RAW_KEYS = false;
+    static constexpr int ROWS_APART = SLAB, COLUMNS_APART = SLAB, Q_COLUMN = ROWS / 8 * SLAB;
+    static constexpr int BLOCK_BYTES = BLOCK * HD;
+    static constexpr int RAW_KINDS = 1, RAW_STAGES = 3, RAW_BYTES = BLOCK * HD;
+    static constexpr int LOAD_STAGES = RAW_STAGES, KEY_STAGES = STAGES, LOAD_BYTES = 8 * HD;
+    static constexpr int TURNERS = 4; /* warps that transpose */
+    static constexpr int THREADS = 128 * (CONSUMERS + 2);
+    static constexpr int MANY_REGISTERS = 200, FEW_REGISTERS = 56;
+    static_assert(BLOCK == 128 && HD == 128, "rows of 128 bytes, and swizzles of them");
 };
 
 /* A piece of work: one tile and kv head. */
@@ -93,7 +110,7 @@ struct piece {
 template <class S> struct chunk_shared {
     unsigned char q[S::COLUMNS * S::Q_COLUMN];
     unsigned char block[2][S::STAGES][S::BLOCK_BYTES];
-    unsigned char raw[2][S::RAW_STAGES][S::RAW_BYTES];
+    unsigned char raw[S::RAW_KINDS][S::RAW_STAGES][S::RAW_BYTES];
     uint64_t q_full, q_empty, zeroed;
     uint64_t full[2][S::STAGES], empty[2][S::STAGES];
     uint64_t raw_full[2][S::RAW_STAGES], raw_empty[2][S::RAW_STAGES];
@@ -204,8 +221,9 @@ static __device__ __forceinline__ void load_block(chunk_shared<S> *sh, const CUt
     int base = block * S::BLOCK;
     int slab = load_slab_of(a, kind * a.kv.n_kv_heads + p.kv_head, base);
 
-    if (S::RAW)
-        load_boxes<S>(map, a, sh->raw[kind][stage], full, p.kv_len - base, page, slab);
+    if (kind == KEYS ? S::RAW_KEYS : S::RAW)
+        load_boxes<S>(map, a, sh->raw[kind % S::RAW_KINDS][stage], full, p.kv_len - base, page,
+                      slab);
     else
         load_boxes<S>(map, a, sh->block[kind][stage], full, p.kv_len - base, page, slab);
 }
@@ -261,10 +279,10 @@ template <class S>
 static __device__ void load_keys(chunk_shared<S> *sh, const CUtensorMap *q_map,
                                  const CUtensorMap *kv_map, const chunk_args &a)
 {
-    uint64_t *full = S::RAW ? sh->raw_full[KEYS] : sh->full[KEYS];
-    uint64_t *empty = S::RAW ? sh->raw_empty[KEYS] : sh->empty[KEYS];
+    uint64_t *full = S::RAW_KEYS ? sh->raw_full[KEYS] : sh->full[KEYS];
+    uint64_t *empty = S::RAW_KEYS ? sh->raw_empty[KEYS] : sh->empty[KEYS];
     int n_items = a.plan.n_tiles * a.kv.n_kv_heads, next;
-    ring<S::LOAD_STAGES> at = {0, 1};
+    ring<S::KEY_STAGES> at = {0, 1};
     uint32_t q_empty = 1;
 
 #pragma unroll 1
@@ -408,6 +426,90 @@ template <class S> static __device__ void load_convert(chunk_shared<S> *sh)
             fence_async();
             load_release(&sh->full[kind][to.stage]);
             load_release(&sh->raw_empty[kind][from.stage]);
+            from.next();
+            to.next();
+        }
+    }
+}
+
+/* --- the transposers -------------------------------------------------------------------------- */
+
+/* Bytes of a word that are keys first .. last - 1; the word has keys key, key + 1, + 8 and + 9. */
+static __device__ __forceinline__ uint32_t load_mask_keys(uint32_t word, int key, int first,
+                                                          int last)
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        int k = key + i / 2 * 8 + i % 2;
+
+        word = k >= first && k < last ? word : word & ~(0xffU << 8 * i);
+    }
+    return word;
+}
+
+/* Transpose values [keys][HD] to [HD][keys], both in slabs with 128-byte swizzle; warp i of
+ * TURNERS. Of each 16 keys, position 4 t + 2 h + i is key 8 h + 2 t + i: a thread of a wgmma has
+ * the weights of keys 2 t, 2 t + 1, 8 + 2 t and 9 + 2 t as sums of the first product, and reads
+ * them as four neighbours in the second. MASKED: keys first .. last - 1 alone exist.
+ *
+ * ldmatrix.trans gives lane 4 c + t bytes 2 c and 2 c + 1 of keys 2 t and 2 t + 1: two permutations
+ * make words of four keys of them. stmatrix takes rows 2 c; in the upper half of a matrix 2 c + 1,
+ * so that its eight rows are in different banks. */
+template <class S, bool MASKED>
+static __device__ __forceinline__ void load_turn_block(unsigned char *to, const unsigned char *raw,
+                                                       int warp, int first, int last)
+{
+    int lane = threadIdx.x % 32, row = lane % 8;
+    uint32_t evens = lane < 16 ? 0x6420 : 0x7531, odds = evens ^ 0x1111;
+    int d = 2 * row + ((row >= 4) ^ (lane / 8 % 2)); /* of the row that this lane addresses */
+
+#pragma unroll 4
+    for (int i = warp; i < S::BLOCK / 32 * (S::HD / 16); i += S::TURNERS) {
+        int key = i / (S::HD / 16) * 32, column = i % (S::HD / 16);
+        int chunk = key / 16 + lane / 16;
+        uint32_t in[4], out[4];
+
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(in[0]), "=r"(in[1]), "=r"(in[2]), "=r"(in[3])
+                     : "r"(shared_addr(raw) + (key + lane) * 128 + (column ^ row) * 16)
+                     : "memory");
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            out[j] = __byte_perm(in[j / 2 * 2], in[j / 2 * 2 + 1], j % 2 ? odds : evens);
+            if (MASKED)
+                out[j] = load_mask_keys(out[j], key + j / 2 * 16 + lane % 4 * 2, first, last);
+        }
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(
+                         shared_addr(to) + (column * 16 + d) * 128 + (chunk ^ d % 8) * 16),
+                     "r"(out[0]), "r"(out[1]), "r"(out[2]), "r"(out[3])
+                     : "memory");
+    }
+}
+
+/* Warpgroup 3, for products of e4m3: values that exist transposed, others as zeros. */
+template <class S> static __device__ void load_turn(chunk_shared<S> *sh)
+{
+    ring<S::RAW_STAGES> from = {0, 0};
+    ring<S::STAGES> to = {0, 1};
+    int warp = threadIdx.x / 32 % S::TURNERS;
+    uint32_t parity = 0;
+    struct piece p;
+
+    while (load_follow_piece<S>(p, sh, parity)) {
+#pragma unroll 1
+        for (int block = p.last; block >= p.first; block--) {
+            const unsigned char *raw = sh->raw[0][from.stage];
+            int first = p.lowest - block * S::BLOCK, last = p.kv_len - block * S::BLOCK;
+
+            barrier_wait(&sh->raw_full[VALUES][from.stage], from.parity);
+            barrier_wait(&sh->empty[VALUES][to.stage], to.parity);
+            if (first > 0 || last < S::BLOCK)
+                load_turn_block<S, true>(sh->block[VALUES][to.stage], raw, warp, first, last);
+            else
+                load_turn_block<S, false>(sh->block[VALUES][to.stage], raw, warp, first, last);
+            fence_async();
+            load_release(&sh->full[VALUES][to.stage]);
+            load_release(&sh->raw_empty[VALUES][from.stage]);
             from.next();
             to.next();
         }

@@ -57,6 +57,13 @@ static const struct chunk_case cases[] = {
     {4, 1, 80, 8, 0, 2, {200, 300}, {200, 40}, K_E4M3},
     {4, 2, 96, 32, 0, 1, {300}, {140}, K_E4M3},
     {4, 2, 256, 16, 0, 2, {300, 100}, {140, 100}, K_E4M3},
+    {1, 1, 128, 16, 0, 1, {2}, {2}, K_E4M3},
+    {32, 8, 128, 16, 0, 6, {9, 200, 3, 128, 1153, 64}, {9, 200, 2, 128, 40, 64}, K_E4M3},
+    {16, 2, 128, 8, 0, 3, {17, 16, 1111}, {17, 16, 3}, K_E4M3},
+    {5, 1, 128, 16, 100, 3, {700, 60, 129}, {350, 60, 2}, K_E4M3},
+    {2, 2, 128, 64, 1, 2, {300, 129}, {300, 2}, K_E4M3},
+    {3, 1, 128, 256, 0, 2, {400, 700}, {140, 20}, K_E4M3},
+    {7, 1, 128, 16, 0, 1, {4100}, {300}, K_E4M3},
     {4, 2, 128, 5, 0, 2, {300, 100}, {140, 100}, K_E4M3},
     {4, 2, 50, 16, 0, 2, {300, 100}, {140, 100}, K_E4M3},
     {8, 1, 512, 16, 0, 3, {300, 129, 3}, {140, 129, 3}, K_BF16},
@@ -250,18 +257,22 @@ static void check_want(struct chunk_run *r, const float *got, const char *name)
     const struct chunk_case *c = r->c;
     float *scratch = malloc(4096 * 4), *want = malloc(r->out_size * 4);
     float *out = calloc(r->out_size, 4);
+    bool rounds = k_attn_rounds(&r->dev_kv, c->n_heads) != 0;
+    void (*ref)(float *, const float *, const struct k_kv *, const struct k_tokens *, int, float,
+                int, int, float *) = rounds ? ref_attn_e4m3 : ref_attn;
     size_t n = 0;
 
     for (int t = 0; t < r->n_tokens; t++) {
         if (!is_compared(r, t))
             continue;
         for (int h = 0; h < c->n_kv_heads; h++)
-            ref_attn(out, r->qkv, &r->host_kv, &r->host, c->n_heads, r->scale, t, h, scratch);
+            ref(out, r->qkv, &r->host_kv, &r->host, c->n_heads, r->scale, t, h, scratch);
         memcpy(want + n, out + (size_t)t * r->row, r->row * 4);
         memcpy(out + n, got + (size_t)t * r->row, r->row * 4);
         n += r->row;
     }
-    gpu_compare(out, want, n, 2e-5, 8e-3, name);
+    /* Another order of sums rounds a weight to a neighbour now and then. */
+    gpu_compare(out, want, n, rounds ? 1e-4 : 2e-5, rounds ? 3e-2 : 8e-3, name);
     free(scratch), free(want), free(out);
 }
 
