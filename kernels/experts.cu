@@ -297,7 +297,7 @@ static int experts_run_few(const struct experts_product *p, int format, int n_sm
 {
     if (format == EXPERTS_PLAIN && p->n_in % 8 != 0)
         return experts_run_plain(p, stream);
-    if (format == EXPERTS_MXFP4 && p->n_tokens > FEW_STRIPS_MIN)
+    if (format == EXPERTS_MXFP4 && p->n_tokens >= FEW_STRIPS_MIN)
         return experts_strips(p, n_sms, stream);
     return experts_few(p, (enum experts_format)format, n_sms, stream);
 }

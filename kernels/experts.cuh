@@ -74,9 +74,9 @@ int experts_few_choose(const struct experts_product *p, const struct route_args 
 bool experts_few_sums(const struct experts_product *p, enum experts_format format, int n_sms);
 int experts_few_sum(const struct experts_product *p, const struct experts_end *end,
                     enum experts_format format, int n_sms, k_stream stream);
-/* experts_strips.cu: the same as experts_few() of MXFP4, with the same bits; faster for more than
- * FEW_STRIPS_MIN tokens. */
-#define FEW_STRIPS_MIN 8
+/* experts_strips.cu: the same as experts_few() of MXFP4, with the same bits; faster from
+ * FEW_STRIPS_MIN tokens on, and experts_few() takes at most eight. */
+#define FEW_STRIPS_MIN 4
 int experts_strips(const struct experts_product *p, int n_sms, k_stream stream);
 /* x [route][n_in] in the order of experts for either product, its elements in experts_order_of()
  * the format, n_in in whole runs of that order, n_out in whole eights. out: the order of outputs,

@@ -29,12 +29,12 @@
  * in one lane.
  *
  * MXFP4 is in memory in the order of lanes (mxfp4.h), so a box is two records of 16 rows, a run of
- * bytes, and is read without a swizzle. Its elements become bfloat16 with their scale, exactly.
- * Of up to 8 tokens all rows of x are in shared memory, if they fit (few_copy_x()).
+ * bytes, and is read without a swizzle. Its elements become bfloat16 without their scale, exactly.
+ * Of up to 8 tokens all rows of x are in shared memory, if they fit (few_store_x()).
  *
  * Order of sums: boxes of a warp, then warps. It depends on n_in alone, so a route's bits do not
- * depend on other routes. MXFP4 adds up even and odd runs of 32 columns by themselves, as
- * experts_strips.cu does. A scale of a block multiplies each box's sum in float32. */
+ * depend on other routes. A scale multiplies the sum of its columns in float32: of a box if it is a
+ * block's, of a run of 32 with MXFP4, as in experts_strips.cu. */
 #include "kernels/experts_choose.cuh"
 #include "kernels/experts_few_sum.cuh"
 #include "kernels/mxfp4.cuh"
@@ -100,22 +100,35 @@ template <int FORMAT> static __device__ __host__ constexpr int few_box_elems(voi
 /* The choices are read from L2, because in the second product nothing orders these reads after the
  * reads of an earlier layer. The first words of the list of experts are in registers, and what one
  * token's routes are is known: each look-up in memory would delay the first weights. */
-static __device__ inline int few_expert(const few_args &a, const few_ring &r, int item)
+static __device__ inline int few_expert(const few_args &a, const few_ring &r, int place)
 {
-    int at = 1 + (a.by_tile ? item % r.n_touched : item / a.n_tiles);
-
-    return at < 32 ? __shfl_sync(~0U, r.seen, at) : __ldcg(a.p.touched + at);
+    return place < 31 ? __shfl_sync(~0U, r.seen, 1 + place) : __ldcg(a.p.touched + 1 + place);
 }
 
-static __device__ inline int few_tile(const few_args &a, const few_ring &r, int item)
+/* An item's tile, and the place of its expert in the list. */
+struct few_place {
+    int tile, place;
+};
+
+/* a / b for a < 2^20 (items of 1024 experts), with fewer instructions before the first weights than
+ * a division: half a unit more is never so near to a whole number that the error reaches it. */
+static __device__ inline int few_quotient(int a, int b)
 {
-    return a.by_tile ? item / r.n_touched : item % a.n_tiles;
+    return (int)__fdividef((float)a + 0.5f, (float)b);
+}
+
+static __device__ inline few_place few_place_of(const few_args &a, const few_ring &r, int item)
+{
+    int each = a.by_tile ? r.n_touched : a.n_tiles, whole = few_quotient(item, each);
+    int rest = item - whole * each;
+
+    return a.by_tile ? few_place{whole, rest} : few_place{rest, whole};
 }
 
 static __device__ inline few_item few_item_of(const few_args &a, const few_ring &r, int item)
 {
-    few_item it = {few_expert(a, r, item), few_tile(a, r, item),
-                   a.by_tile ? item % r.n_touched : item / a.n_tiles, 1};
+    const few_place at = few_place_of(a, r, item);
+    few_item it = {few_expert(a, r, at.place), at.tile, at.place, 1};
 
     if (a.p.n_tokens == 1)
         return it;
@@ -164,19 +177,23 @@ static __device__ inline void few_copy_records(char *to, const few_args &a, cons
 }
 
 /* Look up the item that is to be loaded next. */
+template <int FORMAT>
 static __device__ inline void few_begin_item(few_ring &r, const few_args &a, int warp)
 {
+    few_place at;
+
     r.box = warp % 2;
     if (r.item >= r.last || r.box >= a.n_boxes) {
         r.item = r.last;
         return;
     }
-    r.expert = few_expert(a, r, r.item);
-    r.row = few_tile(a, r, r.item) * (a.p.is_gated ? 8 : TILE);
-    r.strip = (const char *)a.p.w + ((size_t)r.expert * a.n_tiles + few_tile(a, r, r.item)) *
-                                        k_mxfp4_records(a.p.n_in) * K_MXFP4_RECORD;
+    at = few_place_of(a, r, r.item);
+    r.expert = few_expert(a, r, at.place);
+    r.row = at.tile * (a.p.is_gated ? 8 : TILE);
+    r.strip = (const char *)a.p.w +
+              ((size_t)r.expert * a.n_tiles + at.tile) * k_mxfp4_records(a.p.n_in) * K_MXFP4_RECORD;
     r.left = 1;
-    if (a.p.n_tokens > COLS_MAX)
+    if (a.p.n_tokens > COLS_MAX && FORMAT != EXPERTS_MXFP4)
         r.left = (few_item_of(a, r, r.item).count + COLS_MAX - 1) / COLS_MAX;
 }
 
@@ -204,7 +221,7 @@ static __device__ inline void few_load(few_ring &r, const CUtensorMap *map, cons
     if (--r.left > 0)
         return;
     r.item += r.pairs;
-    few_begin_item(r, a, warp);
+    few_begin_item<FORMAT>(r, a, warp);
 }
 
 /* The stage that has been read is loaded again, and the next one's turn comes. */
@@ -303,12 +320,19 @@ static __device__ inline void few_box(float (&acc)[4], const few_parts<FORMAT> &
     acc[3] = __fmaf_rn(part[3], scales.y, acc[3]);
 }
 
-/* Rows of x for MXFP4: RUNS runs of 32 columns of each column, loaded that far ahead, across the
- * borders of boxes: a load from the L1 cache takes as long as a run's product, one from shared
- * memory less. */
-template <int NT, bool X_SHARED> struct few_ahead {
-    static const int RUNS = X_SHARED ? 2 : 8 / NT;
-    uint4 x[RUNS][NT];
+/* Elements from a row of x in shared memory to the next one: two rows of 64 bytes have other banks,
+ * and zeros fill a row up to whole 64 columns. */
+static __device__ __host__ inline int few_x_pitch(int n_in)
+{
+    return (n_in + 63) / 64 * 64 + 32;
+}
+
+/* A row of x for MXFP4: RUNS runs of 32 columns, loaded that far ahead, across the borders of
+ * boxes: a load from the L1 cache takes as long as some runs' products, one from shared memory
+ * less. */
+template <bool X_SHARED> struct few_ahead {
+    static const int RUNS = X_SHARED ? 2 : 8;
+    uint4 x[RUNS];
 };
 
 #define BOX_RUNS 8 /* of 32 columns */
@@ -317,60 +341,69 @@ template <int NT, bool X_SHARED> struct few_ahead {
 #define BOX_STEP (2 * 2 * K_MXFP4_COLS)
 
 /* Load run `run` of a box; runs 8 .. are those of the warp's next box. x: the lane's elements of
- * the box's first run; left: columns from there to the end of the row, whole runs. Addresses differ
- * by constants, because the product has few issue slots to spare. */
-template <int NT, bool X_SHARED>
-static __device__ inline void few_load_run(few_ahead<NT, X_SHARED> &f, const k_bf16 *const (&x)[NT],
-                                           int run, int left)
+ * the box's first run; left: columns from there to the end of the row, whole runs. In shared memory
+ * zeros or finite numbers follow a row, which are not used or meet zeros; so there is no condition,
+ * and addresses differ by constants, because the product has few issue slots to spare. */
+template <bool X_SHARED>
+static __device__ inline void few_load_run(few_ahead<X_SHARED> &f, const k_bf16 *x, int run,
+                                           int left)
 {
     int col = run / BOX_RUNS * BOX_STEP + run % BOX_RUNS * K_MXFP4_GROUP;
+    uint4 &to = f.x[run % few_ahead<X_SHARED>::RUNS];
 
-#pragma unroll
-    for (int i = 0; i < NT; i++)
-        f.x[run % few_ahead<NT, X_SHARED>::RUNS][i] =
-            col < left ? *(const uint4 *)(x[i] + col) : make_uint4(0, 0, 0, 0);
+    if (X_SHARED)
+        to = *(const uint4 *)(x + col);
+    else
+        to = col < left ? *(const uint4 *)(x + col) : make_uint4(0, 0, 0, 0);
 }
 
 /* Multiply a run: a lane has the columns 8 q .. of it, of which the first four go with a word of
- * codes and the others with the next one. */
-template <int NT>
-static __device__ inline void few_run(float (&acc)[NT][4], uint32_t first, uint32_t second,
-                                      uint2 powers, const uint4 (&x)[NT])
+ * codes and the others with the next one. A row's scale multiplies the sum of the run. ONE: there
+ * is one column, whose sums are the first of two. */
+template <bool ONE>
+static __device__ inline void few_run(float (&acc)[4], uint32_t first, uint32_t second,
+                                      float2 scales, const uint4 &x)
 {
-    uint32_t w[2][4];
+    float part[4] = {};
+    uint32_t w[4];
 
-    mxfp4_operand(w[0], first, powers.x, powers.y);
-    mxfp4_operand(w[1], second, powers.x, powers.y);
-#pragma unroll
-    for (int i = 0; i < NT; i++) {
-        experts_multiply(acc[i], w[0][0], w[0][1], w[0][2], w[0][3], x[i].x, x[i].y);
-        experts_multiply(acc[i], w[1][0], w[1][1], w[1][2], w[1][3], x[i].z, x[i].w);
-    }
+    float4_widen(w, first);
+    experts_multiply(part, w[0], w[1], w[2], w[3], x.x, x.y);
+    float4_widen(w, second);
+    experts_multiply(part, w[0], w[1], w[2], w[3], x.z, x.w);
+    acc[0] = __fmaf_rn(part[0], scales.x, acc[0]);
+    acc[2] = __fmaf_rn(part[2], scales.y, acc[2]);
+    if (ONE)
+        return;
+    acc[1] = __fmaf_rn(part[1], scales.x, acc[1]);
+    acc[3] = __fmaf_rn(part[3], scales.y, acc[3]);
 }
 
 /* Multiply a box of MXFP4 by all columns. It ends with a whole run; past it x is 0 and w is some
- * finite number. Runs are added up in two turns, so that the chain of products is half as long. */
-template <int NT, bool X_SHARED>
-static __device__ inline void few_records(float (&acc)[NT][4], float (&odd)[NT][4],
-                                          few_ahead<NT, X_SHARED> &f, const char *stage,
-                                          const k_bf16 *const (&x)[NT], int left)
+ * finite number. */
+template <bool X_SHARED, bool ONE>
+static __device__ inline void few_records(float (&acc)[4], few_ahead<X_SHARED> &f,
+                                          const char *stage, const k_bf16 *x, int left)
 {
+    const int RUNS = few_ahead<X_SHARED>::RUNS;
     int n_parts = min(4, (left + K_MXFP4_COLS / 2 - 1) / (K_MXFP4_COLS / 2));
 
 #pragma unroll
     for (int part = 0; part < 4; part++) {
         const char *record = stage + part / 2 * K_MXFP4_RECORD;
-        uint4 codes;
+        uint4 codes, v;
 
         if (part >= n_parts)
             break;
         codes = mxfp4_codes(record, part % 2);
-        few_run<NT>(acc, codes.x, codes.y, mxfp4_powers(record, part % 2 * 2),
-                    f.x[2 * part % few_ahead<NT, X_SHARED>::RUNS]);
-        few_load_run<NT, X_SHARED>(f, x, 2 * part + few_ahead<NT, X_SHARED>::RUNS, left);
-        few_run<NT>(NT <= 2 ? odd : acc, codes.z, codes.w, mxfp4_powers(record, part % 2 * 2 + 1),
-                    f.x[(2 * part + 1) % few_ahead<NT, X_SHARED>::RUNS]);
-        few_load_run<NT, X_SHARED>(f, x, 2 * part + 1 + few_ahead<NT, X_SHARED>::RUNS, left);
+        v = f.x[2 * part % RUNS];
+        few_load_run<X_SHARED>(f, x, 2 * part + RUNS, left);
+        few_run<ONE>(acc, codes.x, codes.y, mxfp4_scales(record, part % 2 * 2),
+                     X_SHARED ? v : mxfp4_raise(v));
+        v = f.x[(2 * part + 1) % RUNS];
+        few_load_run<X_SHARED>(f, x, 2 * part + 1 + RUNS, left);
+        few_run<ONE>(acc, codes.z, codes.w, mxfp4_scales(record, part % 2 * 2 + 1),
+                     X_SHARED ? v : mxfp4_raise(v));
     }
 }
 
@@ -430,7 +463,7 @@ static __device__ inline few_rows few_rows_of(const struct experts_product &p, c
     if (FORMAT == EXPERTS_BY_ROW)
         r.scale = make_float2(__ldg(p.scales + low), __ldg(p.scales + high));
     if (FORMAT == EXPERTS_MXFP4)
-        r.scale = make_float2(MXFP4_LARGER, MXFP4_LARGER);
+        r.scale = make_float2(MXFP4_SUMS_LARGER, MXFP4_SUMS_LARGER);
     if (p.bias != NULL) {
         r.bias[0] = p.bias[low];
         r.bias[1] = p.bias[high];
@@ -473,9 +506,9 @@ static __device__ inline void few_end(const struct experts_product &p, const few
 
 /* --- the kernel ------------------------------------------------------------------------------- */
 
-/* The columns first .. first + n - 1 of an item's routes, at most 8 NT. X_SHARED: from is all rows
- * of x in shared memory, else p.x. */
-template <int FORMAT, int NT, bool X_SHARED>
+/* The columns first .. first + n - 1 of an item's routes, at most 8 NT, with MXFP4 at most 8.
+ * X_SHARED: from is all rows of x in shared memory, few_x_pitch() apart, else p.x. ONE: n is 1. */
+template <int FORMAT, int NT, bool X_SHARED, bool ONE>
 static __device__ inline void few_columns(few_ring &r, const CUtensorMap *map, const few_args &a,
                                           const few_item &it, const k_bf16 *from, float *sums,
                                           int first, int n, k_bf16 *tile)
@@ -483,28 +516,28 @@ static __device__ inline void few_columns(few_ring &r, const CUtensorMap *map, c
     const struct experts_product &p = a.p;
     int warp = warp_number(), g = threadIdx.x % 32 / 4;
     int own = it.expert * p.rows, left = p.n_in - warp % 2 * 2 * K_MXFP4_COLS;
+    int pitch = X_SHARED ? few_x_pitch(p.n_in) : p.n_in;
     const float *low = p.scales + (own + few_row(p, it.tile, g)) / EXPERTS_BLOCK * p.scale_cols;
     const float *high =
         p.scales + (own + few_row(p, it.tile, g + 8)) / EXPERTS_BLOCK * p.scale_cols;
     const few_rows rows = few_rows_of<FORMAT>(p, it);
     const k_bf16 *x[NT];
-    float acc[NT][4] = {}, odd[NT][4] = {}, factors[NT][2];
-    few_ahead<NT, X_SHARED> ahead;
+    float acc[NT][4] = {}, factors[NT][2];
+    few_ahead<X_SHARED> ahead;
 
+    static_assert(FORMAT != EXPERTS_MXFP4 || NT == 1, "experts_strips.cu has more columns");
 #pragma unroll
     for (int i = 0; i < NT * 2; i++)
         factors[i / 2][i % 2] =
             experts_factor(p, first + min(i / 2 * 8 + (int)threadIdx.x % 4 * 2 + i % 2, n - 1));
 #pragma unroll
     for (int i = 0; i < NT; i++)
-        x[i] = from + (size_t)experts_row(p, first + min(i * 8 + g, n - 1)) * p.n_in;
+        x[i] = from + (size_t)experts_row(p, first + min(i * 8 + g, n - 1)) * pitch;
     if constexpr (FORMAT == EXPERTS_MXFP4) {
+        x[0] += warp % 2 * 2 * K_MXFP4_COLS + threadIdx.x % 4 * 8;
 #pragma unroll
-        for (int i = 0; i < NT; i++)
-            x[i] += warp % 2 * 2 * K_MXFP4_COLS + threadIdx.x % 4 * 8;
-#pragma unroll
-        for (int run = 0; run < few_ahead<NT, X_SHARED>::RUNS; run++)
-            few_load_run<NT, X_SHARED>(ahead, x, run, left);
+        for (int run = 0; run < few_ahead<X_SHARED>::RUNS; run++)
+            few_load_run<X_SHARED>(ahead, x[0], run, left);
     }
 #pragma unroll 1
     for (int box = warp % 2; box < a.n_boxes; box += 2) {
@@ -512,10 +545,8 @@ static __device__ inline void few_columns(few_ring &r, const CUtensorMap *map, c
 
         if constexpr (FORMAT == EXPERTS_MXFP4) {
             barrier_wait(&r.full[r.stage], r.parity);
-            few_records<NT, X_SHARED>(acc, odd, ahead, stage, x, left);
-#pragma unroll
-            for (int i = 0; i < NT; i++)
-                x[i] += BOX_STEP;
+            few_records<X_SHARED, ONE>(acc[0], ahead, stage, x[0], left);
+            x[0] += BOX_STEP;
             left -= BOX_STEP;
             few_next<FORMAT>(r, map, a, warp);
         } else {
@@ -532,35 +563,32 @@ static __device__ inline void few_columns(few_ring &r, const CUtensorMap *map, c
                 few_box<FORMAT>(acc[i], w, few_inputs<FORMAT>(x[i], box, p.n_in), scales);
         }
     }
-    if constexpr (FORMAT == EXPERTS_MXFP4 && NT <= 2) {
-#pragma unroll
-        for (int i = 0; i < NT * 4; i++)
-            acc[i / 4][i % 4] += odd[i / 4][i % 4];
-    }
     few_add_halves<NT>(acc, sums, warp);
     if (warp % 2 == 0)
         few_end<NT>(p, it, rows, acc, factors, first, n, tile);
 }
 
-/* All columns of an item. COLS: the most that a step of this kernel has, 8, 32 or 64. */
+/* All columns of an item. COLS: the most that a step of this kernel has, 8 or 64. */
 template <int FORMAT, int COLS, bool X_SHARED>
 static __device__ inline void few_run_item(few_ring &r, const CUtensorMap *map, const few_args &a,
                                            const few_item &it, const k_bf16 *from, float *sums)
 {
     if constexpr (COLS == 8) {
-        few_columns<FORMAT, 1, X_SHARED>(r, map, a, it, from, sums, it.start, it.count, NULL);
+        few_columns<FORMAT, 1, X_SHARED, false>(r, map, a, it, from, sums, it.start, it.count,
+                                                NULL);
     } else {
         for (int done = 0; done < it.count; done += COLS) {
             int n = min(it.count - done, COLS), first = it.start + done;
 
             if (n <= 8)
-                few_columns<FORMAT, 1, false>(r, map, a, it, from, sums, first, n, NULL);
+                few_columns<FORMAT, 1, false, false>(r, map, a, it, from, sums, first, n, NULL);
             else if (n <= 16)
-                few_columns<FORMAT, 2, false>(r, map, a, it, from, sums, first, n, NULL);
-            else if (COLS <= 32 || n <= 32)
-                few_columns<FORMAT, 4, false>(r, map, a, it, from, sums, first, n, NULL);
+                few_columns<FORMAT, 2, false, false>(r, map, a, it, from, sums, first, n, NULL);
+            else if (n <= 32)
+                few_columns<FORMAT, 4, false, false>(r, map, a, it, from, sums, first, n, NULL);
             else
-                few_columns<FORMAT, COLS / 8, false>(r, map, a, it, from, sums, first, n, NULL);
+                few_columns<FORMAT, COLS / 8, false, false>(r, map, a, it, from, sums, first, n,
+                                                            NULL);
         }
     }
 }
@@ -604,27 +632,54 @@ static __device__ inline void few_begin(few_ring &r, const CUtensorMap *map, con
 
     r.last = last;
     r.item = first + warp / 2;
-    few_begin_item(r, a, warp);
+    few_begin_item<FORMAT>(r, a, warp);
     for (int i = 0; i < r.depth; i++)
         few_load<FORMAT>(r, map, a, warp, i);
 }
 
-/* Copy n rows of x to shared memory, all at once, for MXFP4: it has so many instructions that loads
- * of x from the L1 cache, which wait for each other, delay them. Other formats lose more by waiting
- * for the copy. */
-static __device__ inline void few_copy_x(uint4 *to, const struct experts_product &p, int n)
-{
-    const k_bf16 *from = p.x;
-    int size = n * p.n_in / 8;
+/* Rows of x on their way to shared memory, for MXFP4: it has so many instructions that loads of x
+ * from the L1 cache, which wait for each other, delay them. Other formats lose more by waiting for
+ * the copy. A thread has every so many eights of elements. */
+template <int HELD> struct few_rows_of_x {
+    uint4 eights[HELD];
+};
 
-    for (int i = threadIdx.x; i < size; i += blockDim.x)
-        experts_copy_later(to + i, from + (size_t)i * 8, true);
-    experts_copies_commit();
+/* Eight elements of n rows. */
+static __device__ inline uint4 few_eight_of_x(const struct experts_product &p, int n, int at)
+{
+    int each = few_x_pitch(p.n_in) / 8, row = at / each, col = at % each * 8;
+
+    if (row >= n || col >= p.n_in)
+        return make_uint4(0, 0, 0, 0);
+    return *(const uint4 *)(p.x + (size_t)row * p.n_in + col);
 }
 
-static __device__ inline void few_wait_for_x(void)
+/* Request the first of n rows. */
+template <int HELD>
+static __device__ inline few_rows_of_x<HELD> few_request_x(const struct experts_product &p, int n)
 {
-    experts_copies_wait<0>();
+    few_rows_of_x<HELD> r;
+
+#pragma unroll
+    for (int i = 0; i < HELD; i++)
+        r.eights[i] = few_eight_of_x(p, n, (int)(threadIdx.x + i * blockDim.x));
+    return r;
+}
+
+/* Store them, and all others, times 2^MXFP4_SHIFT. */
+template <int HELD>
+static __device__ inline void few_store_x(uint4 *to, const few_rows_of_x<HELD> &r,
+                                          const struct experts_product &p, int n)
+{
+    int size = n * few_x_pitch(p.n_in) / 8, at = threadIdx.x;
+
+#pragma unroll
+    for (int i = 0; i < HELD; i++, at += blockDim.x) {
+        if (at < size)
+            to[at] = mxfp4_raise(r.eights[i]);
+    }
+    for (; at < size; at += blockDim.x)
+        to[at] = mxfp4_raise(few_eight_of_x(p, n, at));
     __syncthreads();
 }
 
@@ -648,24 +703,28 @@ static __global__ void __launch_bounds__((few_shared<FORMAT, COLS>::THREADS), 1)
     few_shared<FORMAT, COLS> &s = *(few_shared<FORMAT, COLS> *)memory;
     const k_bf16 *from = X_SHARED ? (const k_bf16 *)s.x : a.p.x;
     int warp = warp_number();
+    int rows = a.p.is_gated ? a.p.n_tokens : a.p.n_tokens * a.p.n_used;
     few_ring r = few_open_ring<FORMAT>(s, &map);
+    few_rows_of_x<4> x;
     few_run_of_items items;
 
     if (a.p.is_gated) { /* else the choices are older than the previous kernel */
-        experts_wait_for_previous();
+        wait_for_previous();
         if (X_SHARED)
-            few_copy_x(s.x, a.p, a.p.n_tokens);
+            x = few_request_x<4>(a.p, rows);
+        let_next_begin();
     }
     few_look_up(r, a);
     items = few_items_of_block(r.n_touched * a.n_tiles);
     few_begin<FORMAT>(r, &map, a, items.first, items.last);
     if (!a.p.is_gated) {
-        experts_wait_for_previous();
+        wait_for_previous();
         if (X_SHARED)
-            few_copy_x(s.x, a.p, a.p.n_tokens * a.p.n_used);
+            x = few_request_x<4>(a.p, rows);
+        let_next_begin();
     }
     if (X_SHARED)
-        few_wait_for_x();
+        few_store_x(s.x, x, a.p, rows);
     for (int item = items.first + warp / 2; item < r.last; item += r.pairs)
         few_run_item<FORMAT, COLS, X_SHARED>(r, &map, a, few_item_of(a, r, item), from,
                                              s.sums[warp / 2]);
@@ -705,6 +764,7 @@ static __global__ void __launch_bounds__((few_shared<FORMAT, 8>::THREADS), 1)
     bool is_padding = route_is_padding(c, 0); /* lengths are older than the previous kernel */
     int warp = warp_number();
     few_ring r = few_open_ring<FORMAT>(s, &map);
+    few_rows_of_x<1> x;
     few_run_of_items items;
 
 #pragma unroll 1
@@ -712,7 +772,7 @@ static __global__ void __launch_bounds__((few_shared<FORMAT, 8>::THREADS), 1)
         if (turn == 1) {
             wait_for_previous();
             if (X_SHARED)
-                few_copy_x(s.x, a.p, 1);
+                x = few_request_x<1>(a.p, 1);
         }
         if (warp == 0)
             few_choose_by_warp<FORMAT>(s, c, is_padding, turn == 1 && blockIdx.x == 0);
@@ -724,10 +784,13 @@ static __global__ void __launch_bounds__((few_shared<FORMAT, 8>::THREADS), 1)
     items = few_items_of_block(r.n_touched * a.n_tiles);
     few_begin<FORMAT>(r, &map, a, items.first, items.last);
     if (X_SHARED)
-        few_wait_for_x();
-    for (int item = items.first + warp / 2; item < r.last; item += r.pairs)
-        few_run_item<FORMAT, 8, X_SHARED>(r, &map, a, few_item_of(a, r, item), from,
-                                          s.sums[warp / 2]);
+        few_store_x(s.x, x, a.p, 1);
+    for (int item = items.first + warp / 2; item < r.last; item += r.pairs) {
+        few_item it = few_item_of(a, r, item);
+
+        few_columns<FORMAT, 1, X_SHARED, true>(r, &map, a, it, from, s.sums[warp / 2], it.start, 1,
+                                               NULL);
+    }
 }
 
 /* The second product of one token with the sum of its experts: a block has whole tiles, of each of
@@ -744,21 +807,23 @@ static __global__ void __launch_bounds__((few_shared<FORMAT, 8>::THREADS), 1)
     int warp = warp_number(), first = few_sum_first(a.n_tiles, blockIdx.x);
     int last = few_sum_first(a.n_tiles, blockIdx.x + 1);
     few_ring r = few_open_ring<FORMAT>(s, &map);
+    few_rows_of_x<2> x;
     few_sum_row row;
 
     few_look_up(r, a); /* choices are older than the previous kernel */
     few_begin<FORMAT>(r, &map, a, first * r.n_touched, last * r.n_touched);
     row = few_sum_begin(s.results, end, first, last);
-    experts_wait_for_previous();
-    if (X_SHARED) {
-        few_copy_x(s.x, a.p, r.n_touched);
-        few_wait_for_x();
-    }
+    wait_for_previous();
+    if (X_SHARED)
+        x = few_request_x<2>(a.p, r.n_touched);
+    let_next_begin();
+    if (X_SHARED)
+        few_store_x(s.x, x, a.p, r.n_touched);
     for (int item = first * r.n_touched + warp / 2; item < r.last; item += r.pairs) {
         few_item it = few_item_of(a, r, item);
 
-        few_columns<FORMAT, 1, X_SHARED>(r, &map, a, it, from, s.sums[warp / 2], it.start, 1,
-                                         s.results.y[item - first * r.n_touched]);
+        few_columns<FORMAT, 1, X_SHARED, true>(r, &map, a, it, from, s.sums[warp / 2], it.start, 1,
+                                               s.results.y[item - first * r.n_touched]);
     }
     __syncthreads();
     few_sum_end(s.results, end, row, first, last, r.n_touched);
@@ -788,11 +853,13 @@ static int few_begin_launch(void (*kernel)(P...), int threads, size_t bytes, int
     return experts_launch_early(kernel, dim3(n_sms), threads, bytes, stream, args...);
 }
 
-/* Bytes of shared memory with these rows of x; 0: they do not fit. */
+/* Bytes of shared memory with these rows of x, and room for what is loaded ahead after the last
+ * one; 0: they do not fit. */
 static size_t few_x_bytes(const struct experts_product *p)
 {
     size_t rows = (size_t)p->n_tokens * (p->is_gated ? 1 : p->n_used);
-    size_t bytes = sizeof(few_shared<EXPERTS_MXFP4, 8>) + rows * p->n_in * sizeof(k_bf16);
+    size_t elems = rows * few_x_pitch(p->n_in) + BOX_STEP + 2 * K_MXFP4_COLS;
+    size_t bytes = sizeof(few_shared<EXPERTS_MXFP4, 8>) + elems * sizeof(k_bf16);
 
     return p->n_tokens <= 8 && bytes <= SHARED_MAX ? bytes : 0;
 }
@@ -822,27 +889,26 @@ static int few_launch(const struct experts_product *p, const struct few_more &al
         return few_begin_launch(few_sum_kernel<FORMAT>, few::THREADS,
                                 FORMAT == EXPERTS_MXFP4 ? few_x_bytes(p) : sizeof(few), n_sms,
                                 stream, map, a, *also.end);
-    if (also.choice != NULL && FORMAT == EXPERTS_MXFP4 && few_x_bytes(p) > 0)
-        return few_begin_launch(few_choose_kernel<FORMAT, true>, few::THREADS, few_x_bytes(p),
-                                n_sms, stream, map, a, *also.choice);
+    if constexpr (FORMAT == EXPERTS_MXFP4) {
+        if (also.choice != NULL && few_x_bytes(p) > 0)
+            return few_begin_launch(few_choose_kernel<FORMAT, true>, few::THREADS, few_x_bytes(p),
+                                    n_sms, stream, map, a, *also.choice);
+    }
     if (also.choice != NULL)
         return few_begin_launch(few_choose_kernel<FORMAT, false>, few::THREADS, sizeof(few), n_sms,
                                 stream, map, a, *also.choice);
-    if constexpr (FORMAT == EXPERTS_MXFP4) { /* 64 columns have numbers in local memory */
-        typedef few_shared<FORMAT, 32> some;
-
-        if (p->n_tokens > 8 && p->n_tokens <= 32)
-            return few_begin_launch(few_kernel<FORMAT, 32, false>, some::THREADS, sizeof(some),
-                                    n_sms, stream, map, a);
-        if (few_x_bytes(p) > 0)
+    if constexpr (FORMAT == EXPERTS_MXFP4) {
+        if (p->n_tokens <= 8 && few_x_bytes(p) > 0)
             return few_begin_launch(few_kernel<FORMAT, 8, true>, few::THREADS, few_x_bytes(p),
                                     n_sms, stream, map, a);
     }
     if (p->n_tokens <= 8)
         return few_begin_launch(few_kernel<FORMAT, 8, false>, few::THREADS, sizeof(few), n_sms,
                                 stream, map, a);
-    return few_begin_launch(few_kernel<FORMAT, COLS_MAX, false>, more::THREADS, sizeof(more), n_sms,
-                            stream, map, a);
+    if constexpr (FORMAT != EXPERTS_MXFP4)
+        return few_begin_launch(few_kernel<FORMAT, COLS_MAX, false>, more::THREADS, sizeof(more),
+                                n_sms, stream, map, a);
+    return -1; /* experts_strips.cu */
 }
 
 static int few_launch_any(const struct experts_product *p, const struct few_more &more,

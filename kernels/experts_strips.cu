@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Products of experts in MXFP4 for 9 to 64 tokens, each expert that has routes read once
- * for each 16 of them.
+ * Products of experts in MXFP4 for 4 to 64 tokens, each expert that has routes read once for each
+ * 16 of them.
  *
- *   warp 16 (producer)             ring in shared memory            warps 0 .. 15
- *
- *    bulk copies of 16 strips -->  stage [0] .. [DEPTH - 1]   -->   two warps for each two strips:
- *    x 256 columns, and of         w: 16 strips x 2 records         codes -> bfloat16 -> mma with
- *    the rows of x                 x: 16 rows                       the rows of x
+ *   warps 16, 17: bulk copies of   ring in shared memory            warps 0 .. 15
+ *   16 strips x 128 columns  -->   stage [0] .. [DEPTH - 1]   -->   two warps for each two strips:
+ *   warps 18, 19: loads and        w: 16 strips x a record          codes -> bfloat16 -> mma with
+ *   stores of rows of x      -->   x: 16 rows                       the rows of x, scales -> sums
  *        ^                               |                              |
  *        '------- empty barriers <-------'                              v
  *                                                     sums of the two -> activation -> out
@@ -20,9 +19,15 @@
  * each weight, and 54 reads of 128 bytes for 2048 weights. So a row of x that is read serves two
  * strips.
  *
- * Order of sums: that of experts_few.cu with MXFP4, so one token's kernels give the same bits: of
- * each box the even runs of 32 columns and the odd ones, then both, then both warps. It depends on
- * n_in alone.
+ * A box is two stages, so that few bytes are held by the warps that multiply, and more are on
+ * their way. Of either kind of boxes one warp loads w, by copies whose addresses are the same in
+ * all lanes: a copy for each lane is a loop over the lanes, which takes as long as a stage's bytes;
+ * and one warp for all boxes reaches 60% of a read. Rows of x are multiplied with 2^MXFP4_SHIFT on
+ * their way, so they go through registers.
+ *
+ * Order of sums: that of experts_few.cu with MXFP4, so one token's kernels give the same bits: each
+ * run of 32 columns by itself, then times its scale to those of the even boxes or of the odd ones,
+ * then both. It depends on n_in alone.
  *
  * Bytes. Each touched expert once, for up to 16 routes. Rows of x once for each tile, from the L2
  * cache: for 8 routes an eighth of the tile's weights. */
@@ -30,34 +35,53 @@
 #include "kernels/mxfp4.cuh"
 #include "kernels/product.cuh"
 
-#define STRIPS    16 /* of a tile */
-#define PAIRS     (STRIPS / 2)
-#define WARPS     (2 * PAIRS)
-#define THREADS   ((WARPS + 1) * 32)
-#define BOX       256 /* columns of a stage */
-#define RECORDS   (BOX / K_MXFP4_COLS)
-#define BOX_BYTES (RECORDS * K_MXFP4_RECORD)
-#define DEPTH     4
-#define GROUP     8 /* routes of a product */
-#define ROWS_MAX  (2 * GROUP)
-#define X_PITCH   (BOX * 2 + 64) /* so that two rows of 64 bytes have other banks */
-#define TILE      16
-#define PARTS     (BOX / 64) /* of 64 columns: an even run and an odd one */
-#define RUN       K_MXFP4_GROUP
-#define ONCE      0x12f0000000000000ULL /* weights leave the L2 cache first */
+#define STRIPS   16 /* of a tile */
+#define PAIRS    (STRIPS / 2)
+#define WARPS    (2 * PAIRS)
+#define THREADS  ((WARPS + 4) * 32) /* with a warp for w and one for x of either kind of boxes */
+#define BOX      256                /* columns */
+#define COLS     K_MXFP4_COLS       /* of a stage: half a box */
+#define DEPTH    8
+#define GROUP    8 /* routes of a product */
+#define ROWS_MAX (2 * GROUP)
+#define X_PITCH  (COLS * 2 + 64) /* so that two rows of 64 bytes have other banks */
+#define TILE     16
+#define PARTS    (COLS / 64) /* of 64 columns, two runs */
+#define RUN      K_MXFP4_GROUP
+#define ONCE     0x12f0000000000000ULL /* weights leave the L2 cache first */
 
 struct strips_shared {
-    char w[DEPTH][STRIPS][BOX_BYTES];
+    char w[DEPTH][STRIPS][K_MXFP4_RECORD];
     char x[DEPTH][ROWS_MAX][X_PITCH];
     float4 sums[PAIRS][2][2][32]; /* for either warp of a pair, of 8 routes */
-    int4 tiles[DEPTH];            /* with a tile's first two boxes: expert, strip, route, sizes */
+    int4 tiles[DEPTH];            /* with the first half of a tile's boxes 0 and 1 */
     uint64_t full[DEPTH], empty[DEPTH];
 };
 
 static_assert(sizeof(struct strips_shared) <= 227 * 1024, "shared memory");
-static_assert(DEPTH % 2 == 0,
+static_assert(DEPTH % 4 == 0,
               "a stage has even boxes or odd ones, so its warps see all its rounds");
-static_assert(STRIPS <= 32 && ROWS_MAX <= 32, "a lane has a strip, and a row of x");
+static_assert(BOX == 32 * 8, "the lanes of a warp load a row of x of a box at once");
+
+/* The stages of even boxes, or of odd ones: two of each four. */
+struct strips_ring {
+    int stage;
+    uint32_t parity;
+
+    __device__ __forceinline__ void next()
+    {
+        stage += stage % 2 == 0 ? 1 : 3;
+        if (stage >= DEPTH) {
+            stage -= DEPTH;
+            parity ^= 1;
+        }
+    }
+};
+
+static __device__ inline strips_ring strips_ring_of(int odd, uint32_t parity)
+{
+    return {2 * odd, parity};
+}
 
 struct strips_args {
     struct experts_product p;
@@ -65,13 +89,14 @@ struct strips_args {
     int n_boxes;  /* of a strip, an even number: the last one may be empty */
 };
 
-/* Up to STRIPS strips of an expert, and up to ROWS_MAX of its routes. */
+/* Up to STRIPS strips of an expert, and up to ROWS_MAX of its routes. In shared memory: expert,
+ * strip, start, and n and count in a word. */
 struct strips_tile {
     int expert, strip, n; /* n 0: the end of the run */
     int start, count;     /* routes */
 };
 
-/* --- the producer ----------------------------------------------------------------------------- */
+/* --- the producers ---------------------------------------------------------------------------- */
 
 /* The strips at .. last - 1 that are left of this block. */
 struct strips_run {
@@ -87,7 +112,7 @@ static __device__ inline strips_run strips_run_of(const strips_args &a)
     return {(int)(n * blockIdx.x / gridDim.x), (int)(n * (blockIdx.x + 1) / gridDim.x)};
 }
 
-/* With all routes. */
+/* With all routes; the same in all lanes, for the compiler too. */
 static __device__ inline strips_tile strips_tile_at(const strips_args &a, const strips_run &run)
 {
     strips_tile t = {};
@@ -99,88 +124,126 @@ static __device__ inline strips_tile strips_tile_at(const strips_args &a, const 
     t.n = min(min(STRIPS, run.last - run.at), a.n_strips - t.strip);
     t.start = __ldcg(a.p.starts + t.expert);
     t.count = __ldcg(a.p.starts + t.expert + 1) - t.start;
+    t.expert = __shfl_sync(~0U, t.expert, 0);
+    t.strip = __shfl_sync(~0U, t.strip, 0);
+    t.n = __shfl_sync(~0U, t.n, 0);
     return t;
 }
 
-static __device__ inline void strips_copy(void *to, const void *from, int bytes, uint64_t *full)
+/* A record. */
+static __device__ inline void strips_copy(void *to, const void *from, uint64_t *full)
 {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
                  ".L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(shared_addr(to)),
-                 "l"(from), "r"(bytes), "r"(shared_addr(full)), "l"(ONCE)
+                 "l"(from), "n"(K_MXFP4_RECORD), "r"(shared_addr(full)), "l"(ONCE)
                  : "memory");
 }
 
-/* Load the records of a box, and announce its rows of x: a lane has a strip. */
+/* Load a record of each strip. */
 static __device__ inline void strips_load_w(strips_shared &s, const strips_args &a,
-                                            const strips_tile &t, int stage, int box)
+                                            const strips_tile &t, int stage, int record)
 {
-    int lane = threadIdx.x % 32, n_records = k_mxfp4_records(a.p.n_in);
-    int bytes = max(0, min(RECORDS, n_records - box * RECORDS)) * K_MXFP4_RECORD;
-    int x_bytes = max(0, min(BOX, a.p.n_in - box * BOX)) * 2, count = min(t.count, ROWS_MAX);
-    const char *from = (const char *)a.p.w;
+    int n_records = k_mxfp4_records(a.p.n_in), n = record < n_records ? t.n : 0;
+    const char *from =
+        (const char *)a.p.w +
+        ((size_t)(t.expert * a.n_strips + t.strip) * n_records + record) * K_MXFP4_RECORD;
 
-    if (lane == 0) {
-        if (box < 2)
-            s.tiles[stage] = make_int4(t.expert, t.strip, t.start, t.n | count << 8);
-        barrier_expect(&s.full[stage], t.n * bytes + count * x_bytes);
-    }
-    __syncwarp();
-    if (lane >= t.n || bytes == 0)
+    if (!leads())
         return;
-    from += (((size_t)t.expert * a.n_strips + t.strip + lane) * n_records + box * RECORDS) *
-            K_MXFP4_RECORD;
-    strips_copy(s.w[stage][lane], from, bytes, &s.full[stage]);
+    if (record < 4 && record % 2 == 0)
+        s.tiles[stage] = make_int4(t.expert, t.strip, t.start, t.n | min(t.count, ROWS_MAX) << 8);
+    barrier_expect(&s.full[stage], n * K_MXFP4_RECORD);
+#pragma unroll 1
+    for (int i = 0; i < n; i++, from += n_records * K_MXFP4_RECORD)
+        strips_copy(s.w[stage][i], from, &s.full[stage]);
 }
 
-/* By a warp: a tile with up to ROWS_MAX routes. A lane has a row of x. Of `early` boxes w is on its
- * way. */
-static __device__ inline void strips_load_tile(strips_shared &s, const strips_args &a,
-                                               const strips_tile &t, ring<DEPTH> &r, int early)
+/* The even boxes of all strips of this block, or the odd ones, by a warp. Those of the second
+ * product are loaded while the first one still runs, because the choices are older. */
+static __device__ inline void strips_produce(strips_shared &s, const strips_args &a, int odd)
 {
-    int lane = threadIdx.x % 32, count = min(t.count, ROWS_MAX);
-    const k_bf16 *row = a.p.x + (size_t)experts_row(a.p, t.start + min(lane, count - 1)) * a.p.n_in;
+    strips_run run;
+    strips_tile t;
+    strips_ring r = strips_ring_of(odd, 1);
 
-    for (int box = 0; box < a.n_boxes; box++) {
-        int bytes = min(BOX, a.p.n_in - box * BOX) * 2;
-
-        if (box >= early) {
-            barrier_wait(&s.empty[r.stage], r.parity);
-            strips_load_w(s, a, t, r.stage, box);
+    if (a.p.is_gated)
+        experts_wait_for_previous();
+    run = strips_run_of(a);
+    for (t = strips_tile_at(a, run); t.n > 0; run.at += t.n, t = strips_tile_at(a, run)) {
+        for (; t.count > 0; t.start += ROWS_MAX, t.count -= ROWS_MAX) {
+#pragma unroll 1
+            for (int box = odd; box < a.n_boxes; box += 2) {
+#pragma unroll 1
+                for (int half = 0; half < 2; half++, r.next()) {
+                    barrier_wait(&s.empty[r.stage], r.parity);
+                    strips_load_w(s, a, t, r.stage, 2 * box + half);
+                }
+            }
         }
-        if (lane < count && bytes > 0)
-            copy_to_shared(s.x[r.stage][lane], row + box * BOX, bytes, &s.full[r.stage]);
+    }
+    barrier_wait(&s.empty[r.stage], r.parity);
+    if (leads()) {
+        s.tiles[r.stage] = make_int4(0, 0, 0, 0);
+        barrier_arrive(&s.full[r.stage]);
+    }
+}
+
+/* Load the rows of x of a tile's even boxes, or of its odd ones, by a warp: they are on their way
+ * while it waits for their place. Rows that the tile does not have are zeros. */
+template <int ROWS>
+static __device__ inline void strips_load_x(strips_shared &s, const strips_args &a,
+                                            const strips_tile &t, strips_ring &r, int odd)
+{
+    int lane = threadIdx.x % 32, count = min(t.count, ROWS);
+    int row = experts_row(a.p, t.start + min(lane, count - 1));
+
+#pragma unroll 1
+    for (int box = odd; box < a.n_boxes; box += 2) {
+        const k_bf16 *from = a.p.x + box * BOX + lane * 8;
+        bool has = box * BOX + lane * 8 < a.p.n_in;
+        strips_ring second = r;
+        int stage;
+        uint4 x[ROWS];
+
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) {
+            size_t at = (size_t)__shfl_sync(~0U, row, i) * a.p.n_in;
+
+            x[i] = has && i < count ? *(const uint4 *)(from + at) : make_uint4(0, 0, 0, 0);
+        }
+        second.next();
+        barrier_wait(&s.empty[r.stage], r.parity);
+        barrier_wait(&s.empty[second.stage], second.parity);
+        stage = lane < 16 ? r.stage : second.stage;
+#pragma unroll
+        for (int i = 0; i < ROWS; i++)
+            *(uint4 *)(s.x[stage][i] + lane % 16 * 16) = mxfp4_raise(x[i]);
+        barrier_arrive(&s.full[r.stage]);
+        barrier_arrive(&s.full[second.stage]);
+        r = second;
         r.next();
     }
 }
 
-static __device__ inline void strips_produce(strips_shared &s, const strips_args &a)
+/* All rows of x, in the order of strips_produce(). */
+static __device__ inline void strips_produce_x(strips_shared &s, const strips_args &a, int odd)
 {
     strips_run run;
     strips_tile t;
-    ring<DEPTH> r = {0, 1};
-    int early = 0;
+    strips_ring r = strips_ring_of(odd, 1);
 
-    if (a.p.is_gated) /* else the choices are older than the previous kernel */
-        experts_wait_for_previous();
+    experts_wait_for_previous();
     run = strips_run_of(a);
-    t = strips_tile_at(a, run);
-    for (; !a.p.is_gated && t.n > 0 && early < min(DEPTH, a.n_boxes); early++)
-        strips_load_w(s, a, t, early, early);
-    if (!a.p.is_gated)
-        experts_wait_for_previous();
-    while (t.n > 0) {
-        for (; t.count > 0; t.start += ROWS_MAX, t.count -= ROWS_MAX, early = 0)
-            strips_load_tile(s, a, t, r, early);
-        run.at += t.n;
-        t = strips_tile_at(a, run);
-    }
-    for (int i = 0; i < 2; i++, r.next()) { /* for the warps of both kinds of boxes */
-        barrier_wait(&s.empty[r.stage], r.parity);
-        if (threadIdx.x % 32 == 0) {
-            s.tiles[r.stage] = make_int4(0, 0, 0, 0);
-            barrier_arrive(&s.full[r.stage]);
+    for (t = strips_tile_at(a, run); t.n > 0; run.at += t.n, t = strips_tile_at(a, run)) {
+        for (; t.count > 0; t.start += ROWS_MAX, t.count -= ROWS_MAX) {
+            if (t.count <= GROUP)
+                strips_load_x<GROUP>(s, a, t, r, odd);
+            else
+                strips_load_x<ROWS_MAX>(s, a, t, r, odd);
         }
     }
+    barrier_wait(&s.empty[r.stage], r.parity);
+    barrier_arrive(&s.full[r.stage]);
 }
 
 /* --- products --------------------------------------------------------------------------------- */
@@ -188,16 +251,16 @@ static __device__ inline void strips_produce(strips_shared &s, const strips_args
 /* A warp: its pair of strips, and whether it has the even boxes or the odd ones. */
 struct strips_warp {
     int pair, odd;
-    ring<DEPTH> stage;
+    strips_ring stage;
 };
 
-/* Sums of two strips, of even runs and of odd ones, of up to 8 NT routes. */
+/* Sums of two strips, of up to 8 NT routes. */
 template <int NT> struct strips_sums {
-    float of[2][2][NT][4];
+    float of[2][NT][4];
 };
 
-/* Multiply a part of 64 columns of a box. codes and exponents: where this lane's are in the first
- * strip; x: where its columns of the first row are. */
+/* Multiply a part of 64 columns of a record. codes and exponents: where this lane's are in the
+ * first strip; x: where its columns of the first row are. */
 template <int NT>
 static __device__ __forceinline__ void strips_multiply(strips_sums<NT> &acc, const char *codes,
                                                        const char *exponents, const char *x,
@@ -210,28 +273,31 @@ static __device__ __forceinline__ void strips_multiply(strips_sums<NT> &acc, con
         b[i % 2][i / 2] = *(const uint4 *)(x + i / 2 * (GROUP * X_PITCH) + part * 128 + i % 2 * 64);
 #pragma unroll
     for (int strip = 0; strip < 2; strip++) {
-        int record = strip * BOX_BYTES + part / 2 * K_MXFP4_RECORD;
-        const uint4 four = *(const uint4 *)(codes + record + part % 2 * (K_MXFP4_CODES / 2));
-        const uint8_t *e = (const uint8_t *)exponents + record + part % 2 * 32;
+        int record = strip * K_MXFP4_RECORD;
+        const uint4 four = *(const uint4 *)(codes + record + part * (K_MXFP4_CODES / 2));
+        const uint8_t *e = (const uint8_t *)exponents + record + part * 32;
         const uint32_t word[4] = {four.x, four.y, four.z, four.w};
 
 #pragma unroll
         for (int run = 0; run < 2; run++) {
-            const uint32_t low = mxfp4_power(e[run * 16]), high = mxfp4_power(e[run * 16 + 8]);
+            const float low = mxfp4_scale(e[run * 16]), high = mxfp4_scale(e[run * 16 + 8]);
             uint32_t w[2][4];
 
             if (run == 1 && !has_odd)
                 break;
-            mxfp4_operand(w[0], word[2 * run], low, high);
-            mxfp4_operand(w[1], word[2 * run + 1], low, high);
+            float4_widen(w[0], word[2 * run]);
+            float4_widen(w[1], word[2 * run + 1]);
 #pragma unroll
             for (int c = 0; c < NT; c++) {
                 const uint4 &v = b[run][c];
+                float sum[4] = {};
 
-                experts_multiply(acc.of[strip][run][c], w[0][0], w[0][1], w[0][2], w[0][3], v.x,
-                                 v.y);
-                experts_multiply(acc.of[strip][run][c], w[1][0], w[1][1], w[1][2], w[1][3], v.z,
-                                 v.w);
+                experts_multiply(sum, w[0][0], w[0][1], w[0][2], w[0][3], v.x, v.y);
+                experts_multiply(sum, w[1][0], w[1][1], w[1][2], w[1][3], v.z, v.w);
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    acc.of[strip][c][i] =
+                        __fmaf_rn(sum[i], i < 2 ? low : high, acc.of[strip][c][i]);
             }
         }
     }
@@ -249,13 +315,13 @@ static __device__ __forceinline__ void strips_multiply_tile(strips_sums<NT> &acc
                *exponents = first + K_MXFP4_CODES + g, *x = s.x[0][g] + q * 16;
 
 #pragma unroll 1
-    for (int box = own.odd; box < a.n_boxes; box += 2) {
-        int left = has ? a.p.n_in - box * BOX : 0;
+    for (int record = 2 * own.odd; record < 2 * a.n_boxes; record += record % 2 == 0 ? 1 : 3) {
+        int left = has ? a.p.n_in - record * COLS : 0;
         int w_at = own.stage.stage * (int)sizeof s.w[0],
             x_at = own.stage.stage * (int)sizeof s.x[0];
 
         barrier_wait(&s.full[own.stage.stage], own.stage.parity);
-        if (left >= BOX) {
+        if (left >= COLS) {
 #pragma unroll
             for (int part = 0; part < PARTS; part++)
                 strips_multiply<NT>(acc, codes + w_at, exponents + w_at, x + x_at, part, true);
@@ -265,10 +331,8 @@ static __device__ __forceinline__ void strips_multiply_tile(strips_sums<NT> &acc
                 strips_multiply<NT>(acc, codes + w_at, exponents + w_at, x + x_at, part,
                                     (part * 2 + 1) * RUN < left);
         }
-        __syncwarp(); /* left out by ptxas, so that racecheck takes reads of other lanes for late */
-        if (leads())
-            barrier_arrive(&s.empty[own.stage.stage]);
-        own.stage.next(), own.stage.next();
+        barrier_arrive(&s.empty[own.stage.stage]); /* of all lanes, because all have read */
+        own.stage.next();
     }
 }
 
@@ -301,7 +365,7 @@ static __device__ inline void strips_write(const struct experts_product &p, int 
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         int col = q * 2 + i;
-        float factor = MXFP4_LARGER, y, z;
+        float factor = MXFP4_SUMS_LARGER, y, z;
         k_bf16 *to = p.out + (size_t)(first + col) * p.n_out + out;
 
         if (col >= n)
@@ -328,14 +392,11 @@ static __device__ __forceinline__ void strips_end(const strips_sums<NT> &acc, st
 
 #pragma unroll
     for (int c = 0; c < NT; c++) {
-        float sum[2][4];
+        const float(&first)[4] = acc.of[0][c], (&second)[4] = acc.of[1][c];
 
-#pragma unroll
-        for (int i = 0; i < 8; i++)
-            sum[i / 4][i % 4] = acc.of[i / 4][0][c][i % 4] + acc.of[i / 4][1][c][i % 4];
         s.sums[own.pair][1 - own.odd][c][lane] =
-            own.odd ? make_float4(sum[0][0], sum[0][1], sum[0][2], sum[0][3])
-                    : make_float4(sum[1][0], sum[1][1], sum[1][2], sum[1][3]);
+            own.odd ? make_float4(first[0], first[1], first[2], first[3])
+                    : make_float4(second[0], second[1], second[2], second[3]);
     }
     named_sync(1 + own.pair, 64);
 #pragma unroll
@@ -345,12 +406,8 @@ static __device__ __forceinline__ void strips_end(const strips_sums<NT> &acc, st
         float sum[4];
 
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const float first = acc.of[0][0][c][i] + acc.of[0][1][c][i],
-                        second = acc.of[1][0][c][i] + acc.of[1][1][c][i];
-
-            sum[i] = (own.odd ? second : first) + other[i];
-        }
+        for (int i = 0; i < 4; i++)
+            sum[i] = (own.odd ? acc.of[1][c][i] : acc.of[0][c][i]) + other[i];
         if (2 * own.pair + own.odd < t.n)
             strips_write(a.p, strip, sum, bias, t.start + c * GROUP, t.count - c * GROUP);
     }
@@ -375,7 +432,7 @@ static __device__ __forceinline__ void strips_tile_of(strips_shared &s, const st
 static __device__ __forceinline__ void strips_consume(strips_shared &s, const strips_args &a,
                                                       int warp)
 {
-    strips_warp own = {warp / 2, warp % 2, {warp % 2, 0}};
+    strips_warp own = {warp / 2, warp % 2, strips_ring_of(warp % 2, 0)};
 
     for (;;) { /* until a tile has nothing */
         int4 v;
@@ -401,14 +458,16 @@ static __global__ void __launch_bounds__(THREADS, 1)
     int warp = warp_number();
 
     if (threadIdx.x < DEPTH) {
-        barrier_init(&s.full[threadIdx.x], 1);
-        barrier_init(&s.empty[threadIdx.x], PAIRS);
+        barrier_init(&s.full[threadIdx.x], 1 + 32);
+        barrier_init(&s.empty[threadIdx.x], PAIRS * 32);
     }
     barrier_init_done();
     fence_async();
     __syncthreads();
-    if (warp == WARPS) {
-        strips_produce(s, a);
+    if (warp >= WARPS + 2) {
+        strips_produce_x(s, a, warp % 2);
+    } else if (warp >= WARPS) {
+        strips_produce(s, a, warp % 2);
     } else {
         experts_wait_for_previous(); /* for the factors */
         strips_consume(s, a, warp);

@@ -6,7 +6,12 @@
  * a bfloat16 is the value times 2^-126, also where it is subnormal. One multiplication with a power
  * of two makes it the weight times 2^-MXFP4_SHIFT, which is exact for exponents of 59 .. 192
  * (scales of 2^-68 .. 2^65); larger ones are 192 in a record. Sums are multiplied by 2^MXFP4_SHIFT
- * at the end. Without it scales above 2 would need a power of two that bfloat16 does not have. */
+ * at the end. Without it scales above 2 would need a power of two that bfloat16 does not have.
+ *
+ * Products of few rows of x leave that multiplication out, which is four instructions for eight
+ * weights: x is multiplied with 2^MXFP4_SHIFT beforehand, and the sum of a run of 32 columns with
+ * the scale's power. Elements of x from 2^63 on become infinite there; sums are as exact as those
+ * of scaled weights. */
 #ifndef QUIRE_KERNELS_MXFP4_CUH
 #define QUIRE_KERNELS_MXFP4_CUH
 
@@ -60,6 +65,23 @@ static __device__ __forceinline__ void mxfp4_operand(uint32_t (&a)[4], uint32_t 
     a[3] = mxfp4_times(a[3], high);
 }
 
+/* Eight elements of x times 2^MXFP4_SHIFT, for products with codes that are not scaled. */
+static __device__ __forceinline__ uint4 mxfp4_raise(const uint4 &x)
+{
+    const uint32_t larger = (127 + MXFP4_SHIFT) * 0x00800080U;
+
+    return make_uint4(mxfp4_times(x.x, larger), mxfp4_times(x.y, larger), mxfp4_times(x.z, larger),
+                      mxfp4_times(x.w, larger));
+}
+
+/* The scale of such sums, but for MXFP4_SUMS_LARGER: 2^(e - 127), which is a shift alone. */
+#define MXFP4_SUMS_LARGER 0x1p62f /* 2^(126 - MXFP4_SHIFT) */
+
+static __device__ __forceinline__ float mxfp4_scale(uint32_t e)
+{
+    return __uint_as_float(e << 23);
+}
+
 /* A lane's codes of 64 columns of a record, its first or second part: a word for each 16. */
 static __device__ __forceinline__ uint4 mxfp4_codes(const char *record, int part)
 {
@@ -72,6 +94,14 @@ static __device__ __forceinline__ uint2 mxfp4_powers(const char *record, int gro
     const uint8_t *e = (const uint8_t *)record + K_MXFP4_CODES + group * 16 + threadIdx.x % 32 / 4;
 
     return make_uint2(mxfp4_power(e[0]), mxfp4_power(e[8]));
+}
+
+/* Their scales. */
+static __device__ __forceinline__ float2 mxfp4_scales(const char *record, int group)
+{
+    const uint8_t *e = (const uint8_t *)record + K_MXFP4_CODES + group * 16 + threadIdx.x % 32 / 4;
+
+    return make_float2(mxfp4_scale(e[0]), mxfp4_scale(e[8]));
 }
 
 #endif

@@ -727,6 +727,7 @@ static void check_shape(struct shape s, struct k_format f, int n_max, const char
     }
     check_late(&r);
     check_alone(&r, 64 < n_max ? 64 : n_max, 1);
+    check_alone(&r, 64 < n_max ? 64 : n_max, 3);
     check_alone(&r, 64 < n_max ? 64 : n_max, 9);
     if (n_max > many)
         check_alone(&r, n_max, many);
@@ -777,6 +778,7 @@ int main(void)
     check_shape((struct shape){8, 3, 128, 96, 2, 4}, mxfp4, 200, "MXFP4");
     check_shape((struct shape){12, 4, 352, 416, 0, 12}, mxfp4, 200, "MXFP4");
     check_shape((struct shape){32, 4, 576, 288, 0, 32}, mxfp4, 513, "MXFP4");
+    check_shape((struct shape){4, 2, 1312, 96, 0, 4}, mxfp4, 64, "MXFP4");
     is_plain = true;
     check_shape((struct shape){5, 2, 36, 18, 0, 5}, plain, 80, "ups alone, bf16");
     check_shape((struct shape){5, 2, 40, 20, 0, 5}, plain, 80, "ups alone, bf16");
