@@ -9,6 +9,8 @@
  *   tiles 0 1 2 ... 31 32 ...  -> warps of 8 blocks (each with a softmax of its own)
  *   4 warps -> 1 part per block -> through distributed shared memory -> rank r merges 1/8
  *
+ * Runs: the clusters of decodes that begin no item end at once.
+ *
  * No plan is read, and the code that runs once is half as long as attn_decode.cu's, because here
  * the latency of the whole path counts and not its throughput.
  *
@@ -27,21 +29,26 @@ namespace cg = cooperative_groups;
 
 #define BRIEF_ROWS 16 /* rows (sequence, kv head) up to which it is faster */
 
-template <int D, int TYPE, bool WINDOWED> struct brief {
-    using warp = decode_warp<D, TYPE, 8>;
-    using parts = decode_parts<D, TYPE, 8>;
+template <int D, int TYPE, bool WINDOWED, bool RUNS> struct brief {
+    static constexpr int HEADS = RUNS ? DECODE_COLUMNS : 8;
+    using warp = decode_warp<D, TYPE, HEADS, RUNS>;
+    using parts = decode_parts<D, TYPE, HEADS, RUNS>;
     using tile = decode_tile<D, TYPE>;
     using state = typename warp::state;
     static constexpr int RANKS = 8;
     static constexpr int WORKERS = RANKS * DECODE_WARPS;
     static constexpr int SLOTS =
-        (warp::STEPS + RANKS - 1) / RANKS; /* steps of O^T that a rank merges */
-    /* Two blocks per multiprocessor, and room for the next product's block. */
-    static constexpr int STAGES = tile::STAGE > 24576 ? 1 : 2;
+        (warp::STEPS * warp::NT + RANKS - 1) / RANKS; /* steps of O^T that a rank merges */
+    /* Two blocks per multiprocessor, and room for the next product's block. A piece fits, too. */
+    static constexpr int LEAST = (parts::PIECE * 4 + tile::STAGE - 1) / tile::STAGE;
+    static constexpr int STAGES = tile::STAGE > 24576 ? 1 : LEAST > 2 ? LEAST : 2;
     static constexpr int RING = STAGES * tile::STAGE;
-    /* Shared memory: rings, desks, barriers, the ranks' parts. */
-    static constexpr int DESKS_AT = DECODE_WARPS * RING;
-    static constexpr int BARRIERS_AT = DESKS_AT + DECODE_WARPS * warp::DESK;
+    /* Shared memory: rings, desks, barriers, the ranks' parts. Of a run the warps' desks have new
+     * keys and values, and one in front of them the queries. */
+    static constexpr int QUERIES_AT = DECODE_WARPS * RING;
+    static constexpr int DESKS_AT = QUERIES_AT + (RUNS ? HEADS * warp::DESK_ROW : 0);
+    static constexpr int DESK = RUNS ? 2 * K_RUN_MAX * warp::DESK_ROW : warp::DESK;
+    static constexpr int BARRIERS_AT = DESKS_AT + DECODE_WARPS * DESK;
     static constexpr int INBOX_AT = BARRIERS_AT + DECODE_WARPS * STAGES * 8;
     static_assert(parts::PIECE * 4 <= RING && DECODE_WARPS * STAGES % 2 == 0,
                   "a piece takes the ring's place");
@@ -53,8 +60,11 @@ template <int D, int TYPE, bool WINDOWED> struct brief {
         const int32_t *pages;
         int len, n_pages, kv_head;
         int lowest, first_tile, first_page; /* visible */
+        int count, before;                  /* of a run: decodes here, and in front of them */
         int next, n_tiles;                  /* to be loaded */
         int stage;                          /* into which the next tile is loaded */
+        int taken;                          /* of a run: from which the next one is taken */
+        uint32_t parity;
         char *ring, *desk;
         uint32_t barriers;
     };
@@ -109,8 +119,84 @@ template <int D, int TYPE, bool WINDOWED> struct brief {
         __syncwarp();
         warp::take_queries(st, a, 0, r.desk, a.group);
         if (inserts)
-            warp::store_new(rows, a, {seq, r.len, token_idx, 0}, r.kv_head);
+            warp::store_new(rows, a, seq, r.len - 1, r.kv_head);
         __syncwarp();
+    }
+
+    /* Does this warp have a tile with new keys of a run? There are two such tiles at most, of
+     * different warps: *from .. *to - 1 are the keys in it. */
+    static __device__ __forceinline__ bool has_new(const run &r, int worker, int *from, int *to)
+    {
+        int n_new = r.count + r.before, first = r.len - n_new;
+        int tile_idx = (r.len - 1) / tile::TOKENS;
+
+        if ((tile_idx - r.first_tile) % WORKERS != worker)
+            tile_idx = first / tile::TOKENS;
+        *from = max(0, tile_idx * tile::TOKENS - first);
+        *to = min(n_new, (tile_idx + 1) * tile::TOKENS - first);
+        return (tile_idx - r.first_tile) % WORKERS == worker;
+    }
+
+    /* The item that begins with decode `at`, sequence seq. False: none does, or it has no keys. */
+    static __device__ __forceinline__ bool find_item(run &r, const decode_args &a, int at, int seq,
+                                                     int worker)
+    {
+        r.len = a.t.kv_len[seq];
+        r.before = a.places[at];
+        r.count = decode_count_at(a.places, at, a.n_decodes, a.together);
+        if (r.count == 0 || r.len == 0)
+            return false;
+        r.len += r.count - 1;
+        r.n_pages = (r.len - 1) >> a.page_shift;
+        r.pages = a.t.page_ids + (size_t)seq * a.t.pages_max;
+        r.lowest = WINDOWED ? decode_lowest(r.len - r.count + 1, a.kv.window) : 0;
+        r.first_tile = r.lowest / tile::TOKENS;
+        r.first_page = r.lowest >> a.page_shift;
+        r.next = r.first_tile + worker;
+        r.n_tiles = (r.len + tile::TOKENS - 1) / tile::TOKENS;
+        return true;
+    }
+
+    /* The same of a run, as in attn_decode.cu, by all warps of the block: each prepares the queries
+     * of one decode, for all. Waits for the previous launch, but not with the turns, which it does
+     * not write. */
+    template <bool NORMED>
+    static __device__ __forceinline__ void begin_run(const run &r, state &st, const decode_args &a,
+                                                     const k_bf16 *token, int seq, int worker,
+                                                     char *queries, bool *inserts)
+    {
+        static_assert(!RUNS || DECODE_TOGETHER <= DECODE_WARPS, "a warp per decode");
+        int n_new = r.count + r.before, first = r.len - n_new, mine = threadIdx.x / 32;
+        const float2 *turn = (const float2 *)a.turns + (size_t)first * (D / 2);
+        char *own = queries + mine * a.group * warp::DESK_ROW;
+        float4 turns[1][warp::PAIRS];
+        bool turns_own = a.turns != NULL && mine < r.count;
+        int from, to;
+
+        if (turns_own)
+            warp::load_turns(turns, turn + (r.before + mine) * (D / 2), 1);
+        decode_wait_for_previous();
+        decode_let_next_begin();
+        *inserts = has_new(r, worker, &from, &to) && a.turns != NULL;
+        if (mine < r.count)
+            warp::ask_row(own, a, token + (size_t)mine * a.width, r.kv_head * a.group, a.group,
+                          r.kv_head, 0, false);
+        if (*inserts)
+            warp::ask_new(r.desk, a, token - (size_t)r.before * a.width, r.kv_head, n_new);
+        decode_copy_async_wait();
+        __syncwarp();
+        if (turns_own)
+            warp::template turn_decode<NORMED>(own, a, turns[0]);
+        if (*inserts) {
+            warp::template turn_new_run<NORMED>(r.desk, a, turn, from, to);
+            __syncwarp();
+            warp::store_run(r.desk, a, seq, first, max(from, r.before), to, r.kv_head);
+        }
+        __syncthreads();
+#pragma unroll
+        for (int n = 0; n < warp::NT; n++)
+            warp::take_queries(st, a, n, queries + n * 8 * warp::DESK_ROW,
+                               r.count * a.group - n * 8);
     }
 
     /* The mainloop: wait for a stage, add the new key if it belongs to this tile, clear values
@@ -119,8 +205,8 @@ template <int D, int TYPE, bool WINDOWED> struct brief {
                                                 const CUtensorMap *map, uint64_t policy, int worker,
                                                 bool inserts)
     {
-        int stage = 0;
-        uint32_t parity = 0;
+        int stage = RUNS ? r.taken : 0;
+        uint32_t parity = RUNS ? r.parity : 0;
 
 #pragma unroll 1
         for (int tile_idx = r.first_tile + worker; tile_idx < r.n_tiles; tile_idx += WORKERS) {
@@ -129,8 +215,14 @@ template <int D, int TYPE, bool WINDOWED> struct brief {
                 before = r.lowest - tile_idx * tile::TOKENS;
 
             decode_full_wait(r.barriers + stage * 8, parity);
+            if (RUNS && inserts && valid - tile::TOKENS < r.count + r.before) {
+                warp::insert_run(at, tile_idx * tile::TOKENS, r.desk, r.len - r.count - r.before,
+                                 r.count + r.before);
+                fence_async();
+                __syncwarp();
+            }
             if (valid <= tile::TOKENS) {
-                if (inserts)
+                if (!RUNS && inserts)
                     warp::insert_new(at, valid - 1, r.desk + 8 * warp::DESK_ROW, a.kv.head_dim);
                 warp::blank_values(at + tile::BYTES, valid);
                 fence_async();
@@ -141,7 +233,12 @@ template <int D, int TYPE, bool WINDOWED> struct brief {
                 fence_async();
                 __syncwarp();
             }
-            warp::template take_tile<WINDOWED>(st, shared_addr(at), valid, before);
+            if constexpr (RUNS)
+                warp::template take_run_tile<WINDOWED>(
+                    st, shared_addr(at),
+                    {valid, r.len, tile_idx * tile::TOKENS, r.count - 1, a.group, a.kv.window});
+            else
+                warp::template take_tile<WINDOWED>(st, shared_addr(at), valid, before);
             __syncwarp();
             ask_tile(r, a, map, policy);
             if (++stage == STAGES) {
@@ -149,6 +246,8 @@ template <int D, int TYPE, bool WINDOWED> struct brief {
                 parity ^= 1;
             }
         }
+        r.taken = stage;
+        r.parity = parity;
     }
 
     /* Send the block's part of each float4 of O^T to the rank that merges it. */
@@ -180,7 +279,7 @@ template <int D, int TYPE, bool WINDOWED> struct brief {
         int lane = threadIdx.x % 32, step = threadIdx.x / 32 * RANKS + rank;
         merged total = parts::merge_begin();
 
-        if (step >= warp::STEPS || !parts::has_heads(p, lane))
+        if (step >= warp::STEPS * warp::NT || !parts::has_heads(p, step * 32 + lane))
             return;
 #pragma unroll
         for (int rank_idx = 0; rank_idx < RANKS; rank_idx++)
@@ -196,7 +295,7 @@ static __global__ void __cluster_dims__(8, 1, 1)
         attn_brief_kernel(const __grid_constant__ CUtensorMap map,
                           const __grid_constant__ decode_args a)
 {
-    using b = brief<D, TYPE, WINDOWED>;
+    using b = brief<D, TYPE, WINDOWED, false>;
     using warp = typename b::warp;
     extern __shared__ __align__(1024) char shared[];
     cg::cluster_group cluster = cg::this_cluster();
@@ -260,6 +359,75 @@ static __global__ void __cluster_dims__(8, 1, 1)
     cluster.sync();
     if (r.len > 0)
         b::receive(a, p, shared, rank);
+}
+
+/* The same of runs: a cluster has the items that begin with one of `together` neighbours in the
+ * list of decodes, mostly one. Then the ring and the inbox are used again. */
+template <int D, int TYPE, bool NORMED, bool WINDOWED>
+static __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(DECODE_WARPS * 32, 2)
+    attn_brief_run_kernel(const __grid_constant__ CUtensorMap map,
+                          const __grid_constant__ decode_args a)
+{
+    using b = brief<D, TYPE, WINDOWED, true>;
+    extern __shared__ __align__(1024) char shared[];
+    cg::cluster_group cluster = cg::this_cluster();
+    int index = threadIdx.x / 32, rank = (int)cluster.block_rank();
+    int row = blockIdx.x / b::RANKS, neighbours = row / a.kv.n_kv_heads;
+    int worker = rank * DECODE_WARPS + index;
+    uint64_t policy = decode_evict_first();
+    typename b::run r;
+    typename b::state st;
+
+    cluster.barrier_arrive(); /* nothing is sent before all blocks have begun */
+    r.kv_head = row - neighbours * a.kv.n_kv_heads;
+    r.stage = r.taken = 0;
+    r.parity = 0;
+    r.ring = shared + index * b::RING;
+    r.desk = shared + b::DESKS_AT + index * b::DESK;
+    r.barriers = shared_addr(shared + b::BARRIERS_AT) + index * b::STAGES * 8;
+    if (threadIdx.x % 32 == 0) {
+        tensor_prefetch(&map);
+#pragma unroll 1
+        for (int i = 0; i < b::STAGES; i++)
+            decode_full_init(r.barriers + i * 8);
+        barrier_init_done();
+    }
+    __syncwarp();
+    if (a.turns == NULL)
+        decode_wait_for_previous();
+#pragma unroll 1
+    for (int i = 0; i < a.together; i++) {
+        int at = neighbours * a.together + i, seq;
+        piece p = {};
+        bool inserts;
+
+        if (at >= a.n_decodes)
+            break;
+        seq = a.decode_seqs == NULL ? at : a.decode_seqs[at];
+        if (!b::find_item(r, a, at, seq, worker))
+            continue;
+#pragma unroll 1
+        for (int j = 0; j < b::STAGES; j++)
+            b::ask_tile(r, a, &map, policy);
+        p.token = a.t.seq_start[seq];
+        p.head = r.kv_head * a.group;
+        p.n_heads = a.group * r.count;
+        b::warp::clear(st);
+        b::template begin_run<NORMED>(r, st, a, a.qkv + (size_t)p.token * a.width, seq, worker,
+                                      shared + b::QUERIES_AT, &inserts);
+        b::walk(r, st, a, &map, policy, worker, inserts);
+        b::warp::add_sums(st);
+        b::parts::write_piece((float *)r.ring, st, p.n_heads);
+        fence_async(); /* before the ring is filled by the TMA again */
+        __syncthreads();
+        cluster.barrier_wait();
+        b::send(p, shared, rank);
+        cluster.sync();
+        b::receive(a, p, shared, rank);
+        cluster.barrier_arrive();
+    }
+    decode_wait_for_previous();
+    cluster.barrier_wait();
 }
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Attention of one query token per sequence over its pages, on tensor cores.
+ * Attention of one query token per sequence, or of a run of them, over its pages, on tensor cores.
  *
  *   pages --TMA--> ring of stages (per warp) --ldmatrix--> S^T = K Q^T -> P^T -> O^T += V^T P^T
  *   warp's rows:  whole row -> out;  part of a row -> piece --+-- merge in the block
@@ -26,8 +26,14 @@
  * scaled by a power of two to below 2; V is transposed in units of two bytes, which a permutation
  * separates.
  *
+ * Runs (kernels.h, k_attn_plan.places): decodes of one sequence at consecutive positions are one
+ * item of up to 16 columns, [decode][head], each with an end and a window of its own. The item's
+ * new keys, and those of the run in front of it, are put into its last tiles, as that of a single
+ * decode is; its own are written to the pages by the warps that have these tiles.
+ *
  * Shared memory: [warp][stage][K|V] tiles (decode_tile), 96 KB in flight per block, so that the
- * next kernel has room; barriers; the list of pieces. Pieces reuse the ring.
+ * next kernel has room, of runs 64 KB and larger desks; barriers; the list of pieces. Pieces reuse
+ * the ring.
  *
  * Bytes: every key and value once per block of heads, with an evict-first hint; 2 * group *
  * head_dim * 4 per part, of which a block has at most two. Same input, same bits; but shares depend
@@ -51,12 +57,12 @@
 
 /* WINDOWED: keys before a window are invisible (kernels.h, k_kv.window): a row's tiles begin with
  * the one that has the first visible key, and pages of that tile without a visible key are not
- * read. */
-template <int D, int TYPE, int HEADS, bool WINDOWED> struct decode {
-    using warp = decode_warp<D, TYPE, HEADS>;
+ * read. RUNS: an item has several decodes of a run. */
+template <int D, int TYPE, int HEADS, bool WINDOWED, bool RUNS> struct decode {
+    using warp = decode_warp<D, TYPE, HEADS, RUNS>;
     using tile = decode_tile<D, TYPE>;
     using state = typename warp::state;
-    using parts = decode_parts<D, TYPE, HEADS>;
+    using parts = decode_parts<D, TYPE, HEADS, RUNS>;
     static constexpr int FRAGMENTS = parts::FRAGMENTS;
     static constexpr int PIECE = parts::PIECE;
     /* Shared memory: rings, desks, barriers, pieces. */
@@ -73,15 +79,17 @@ template <int D, int TYPE, int HEADS, bool WINDOWED> struct decode {
         return a.blocks == 1 ? row : row / a.blocks;
     }
 
-    /* The first visible key of a decode with len keys, and the tile that has it. */
-    static __device__ __forceinline__ int lowest_of(const decode_args &a, int len)
+    /* The first visible key of an item, and the tile that has it. */
+    static __device__ __forceinline__ int lowest_of(const decode_args &a, const decode_item &it)
     {
-        return WINDOWED ? decode_lowest(len, a.kv.window) : 0;
+        int later = RUNS ? decode_count_of(it) - 1 : 0;
+
+        return WINDOWED ? decode_lowest(it.len - later, a.kv.window) : 0;
     }
 
-    static __device__ __forceinline__ int first_tile(const decode_args &a, int len)
+    static __device__ __forceinline__ int first_tile(const decode_args &a, const decode_item &it)
     {
-        return lowest_of(a, len) / tile::TOKENS;
+        return lowest_of(a, it) / tile::TOKENS;
     }
 
     /* --- loading tiles ------------------------------------------------------------------------ */
@@ -125,11 +133,13 @@ template <int D, int TYPE, int HEADS, bool WINDOWED> struct decode {
     static __device__ __forceinline__ void feed_item(feed &f, const decode_args &a,
                                                      const decode_item &it)
     {
-        f.first_tile = first_tile(a, it.len);
-        f.first_page = lowest_of(a, it.len) >> a.page_shift;
+        int seq = RUNS ? decode_seq_of(it) : it.seq;
+
+        f.first_tile = first_tile(a, it);
+        f.first_page = lowest_of(a, it) >> a.page_shift;
         f.row_tiles = (it.len + tile::TOKENS - 1) / tile::TOKENS - f.first_tile;
         f.n_pages = (it.len - 1) >> a.page_shift;
-        f.pages = a.t.page_ids + (size_t)it.seq * a.t.pages_max;
+        f.pages = a.t.page_ids + (size_t)seq * a.t.pages_max;
         f.ahead = a.schedule->items[f.item + 1];
         feed_row(f, a, false);
     }
@@ -199,31 +209,12 @@ template <int D, int TYPE, int HEADS, bool WINDOWED> struct decode {
                                                         int p, int q, bool whole)
     {
         const piece &first = pieces[p];
-        float *part = part_at(a, blockIdx.x, first.begins);
-        int idle = parts::idle_shift(first);
+        const float *from[parts::MANY];
 
-#pragma unroll 1
-        for (int i = threadIdx.x; i < FRAGMENTS >> idle; i += THREADS) {
-            int index = parts::index_of(i, idle);
-            merged total = parts::merge_begin(), each[2 * DECODE_WARPS];
-
-            if (!parts::has_heads(first, index))
-                continue;
 #pragma unroll
-            for (int idx = 0; idx < 2 * DECODE_WARPS; idx++) {
-                if (idx >= p && idx < q && pieces[idx].at != NULL)
-                    each[idx] = parts::merge_load(pieces[idx].at, index);
-            }
-#pragma unroll
-            for (int idx = 0; idx < 2 * DECODE_WARPS; idx++) {
-                if (idx >= p && idx < q && pieces[idx].at != NULL)
-                    parts::merge_add(total, each[idx]);
-            }
-            if (whole)
-                parts::write_merged(a, first, total, index);
-            else
-                parts::merge_store(part, total, index);
-        }
+        for (int idx = 0; idx < parts::MANY; idx++)
+            from[idx] = p + idx < q ? pieces[p + idx].at : NULL;
+        parts::mix_pieces(a, first, from, whole ? NULL : part_at(a, blockIdx.x, first.begins));
     }
 
     /* Count this block's part of a row; the last of the row's blocks to arrive merges all parts,
@@ -241,6 +232,18 @@ template <int D, int TYPE, int HEADS, bool WINDOWED> struct decode {
         __syncthreads();
         if (*arrived < span.to - span.from)
             return;
+        if (span.to - span.from < parts::MANY) {
+            const float *from[parts::MANY];
+
+#pragma unroll
+            for (int idx = 0; idx < parts::MANY; idx++)
+                from[idx] =
+                    span.from + idx <= span.to ? part_at(a, span.from + idx, idx == 0) : NULL;
+            parts::mix_pieces(a, p, from, NULL);
+            if (threadIdx.x == 0)
+                a.schedule->counters[span.from] = 0;
+            return;
+        }
 #pragma unroll 1
         for (int i = threadIdx.x; i < FRAGMENTS >> idle; i += THREADS) {
             int index = parts::index_of(i, idle);
@@ -299,7 +302,8 @@ template <int D, int TYPE, int HEADS, bool WINDOWED> struct decode {
     struct walk {
         decode_item it, ahead; /* the item, and the next one */
         int item, row, tile, left;
-        int side; /* which of the desk's two places has the row's new key and value */
+        int side;     /* which of the desk's two places has the row's new key and value */
+        bool has_new; /* of a run: those of the first segment have been asked for */
         int stage;
         uint32_t parity;
         feed f;
@@ -311,11 +315,12 @@ template <int D, int TYPE, int HEADS, bool WINDOWED> struct decode {
     /* The part of a row that is in a share. */
     struct segment {
         int row_tiles, n;
-        int first_tile, lowest; /* visible */
-        int kv_head, head, n_heads;
-        bool is_first; /* of the kv head's blocks of heads */
+        int first_tile, lowest;     /* visible */
+        int kv_head, head, n_heads; /* of a run n_heads are its columns */
+        int count, before;          /* of a run: decodes of the item, and in front of it */
+        bool is_first;              /* of the kv head's blocks of heads */
         bool begins, ends, more;
-        bool inserts; /* this warp adds the step's key and value */
+        bool inserts; /* this warp adds the step's key and value, of a run some of them */
         const k_bf16 *token;
         const float2 *turn;
     };
@@ -328,19 +333,26 @@ template <int D, int TYPE, int HEADS, bool WINDOWED> struct decode {
         segment part;
         int block;
 
-        part.lowest = lowest_of(a, it.len);
-        part.first_tile = first_tile(a, it.len);
+        part.lowest = lowest_of(a, it);
+        part.first_tile = first_tile(a, it);
         part.row_tiles = (it.len + tile::TOKENS - 1) / tile::TOKENS - part.first_tile;
         part.n = min(left, part.row_tiles - tile);
         part.kv_head = kv_head_of(a, row);
         block = row - part.kv_head * a.blocks;
         part.head = part.kv_head * a.group + block * HEADS;
         part.n_heads = min(HEADS, a.group - block * HEADS);
+        part.count = RUNS ? decode_count_of(it) : 1;
+        part.before = RUNS ? decode_before_of(it) : 0;
+        if (RUNS)
+            part.n_heads = a.group * part.count;
         part.is_first = block == 0;
         part.begins = tile == 0;
         part.ends = tile + part.n == part.row_tiles;
         part.more = left > part.n;
         part.inserts = warp::TURNS && part.ends && a.turns != NULL;
+        if (RUNS)
+            part.inserts = a.turns != NULL && (part.first_tile + tile + part.n) * tile::TOKENS >
+                                                  it.len - part.count - part.before;
         part.token = a.qkv + (size_t)it.token * a.width;
         part.turn = !warp::TURNS || a.turns == NULL
                         ? NULL
@@ -352,7 +364,10 @@ template <int D, int TYPE, int HEADS, bool WINDOWED> struct decode {
     static __device__ __forceinline__ void ask_segment(const walk &w, const decode_args &a,
                                                        const segment &s, int side)
     {
-        warp::ask_row(w.desk, a, s.token, s.head, s.n_heads, s.kv_head, side, s.inserts);
+        if constexpr (RUNS)
+            warp::ask_run(w.desk, a, s.token, s.head, s.n_heads);
+        else
+            warp::ask_row(w.desk, a, s.token, s.head, s.n_heads, s.kv_head, side, s.inserts);
     }
 
     /* Prefetch the queries of the next row. */
@@ -365,6 +380,7 @@ template <int D, int TYPE, int HEADS, bool WINDOWED> struct decode {
 
         if (!s.more)
             return;
+        it.seq = same ? w.it.seq : w.ahead.seq;
         it.len = same ? w.it.len : w.ahead.len;
         it.token = same ? w.it.token : w.ahead.token;
         ask_segment(w, a, segment_at(a, it, same ? row : 0, 0, w.left - s.n), w.side ^ 1);
@@ -394,7 +410,44 @@ template <int D, int TYPE, int HEADS, bool WINDOWED> struct decode {
         for (int n = 0; n < warp::NT; n++)
             warp::take_queries(st, a, n, w.desk + n * 8 * warp::DESK_ROW, s.n_heads - n * 8);
         if (s.inserts && s.is_first)
-            warp::store_new(rows, a, w.it, s.kv_head);
+            warp::store_new(rows, a, w.it.seq, w.it.len - 1, s.kv_head);
+        __syncwarp();
+    }
+
+    /* The same of a run: the queries of all its decodes; of the new keys and values those that are
+     * in the segment. Only those of the item's own decodes are written to the pages, because other
+     * items have the other ones. */
+    template <bool NORMED>
+    static __device__ __forceinline__ void begin_run(walk &w, state &st, const decode_args &a,
+                                                     const segment &s)
+    {
+        int n_new = s.count + s.before, first = w.it.len - n_new;
+        int from = max(0, (s.first_tile + w.tile) * tile::TOKENS - first);
+        int to = min(n_new, (s.first_tile + w.tile + s.n) * tile::TOKENS - first);
+        char *rows = w.desk + HEADS * warp::DESK_ROW;
+        const float2 *turn = (const float2 *)a.turns + (size_t)first * (D / 2);
+        float4 turns[DECODE_TOGETHER][warp::PAIRS];
+
+        if (s.inserts && !w.has_new)
+            warp::ask_new(rows, a, s.token - (size_t)s.before * a.width, s.kv_head, n_new);
+        w.has_new = false;
+        if (a.turns != NULL)
+            warp::load_turns(turns, turn + s.before * (D / 2), s.count);
+        decode_copy_async_wait();
+        __syncwarp();
+        if (a.turns != NULL) {
+            warp::template turn_run<NORMED>(w.desk, a, s.count, turns);
+            if (s.inserts) {
+                warp::template turn_new_run<NORMED>(rows, a, turn, from, to);
+                __syncwarp();
+                warp::store_run(rows, a, decode_seq_of(w.it), first, max(from, s.before), to,
+                                s.kv_head);
+            }
+        }
+        __syncwarp();
+#pragma unroll
+        for (int n = 0; n < warp::NT; n++)
+            warp::take_queries(st, a, n, w.desk + n * 8 * warp::DESK_ROW, s.n_heads - n * 8);
         __syncwarp();
     }
 
@@ -404,7 +457,10 @@ template <int D, int TYPE, int HEADS, bool WINDOWED> struct decode {
     static __device__ __forceinline__ void walk_row(walk &w, state &st, const decode_args &a,
                                                     const CUtensorMap *map, const segment &s)
     {
-        begin_row<NORMED>(w, st, a, s);
+        if constexpr (RUNS)
+            begin_run<NORMED>(w, st, a, s);
+        else
+            begin_row<NORMED>(w, st, a, s);
         ask_next(w, a, s);
 #pragma unroll 1
         for (int i = 0; i < s.n; i++) {
@@ -416,8 +472,14 @@ template <int D, int TYPE, int HEADS, bool WINDOWED> struct decode {
                 warp::template copy_by_hand<WINDOWED>(stage, a, w.it, s.kv_head, pos, s.lowest);
             else
                 decode_full_wait(w.barriers + w.stage * 8, w.parity);
+            if (RUNS && s.inserts && pos + tile::TOKENS > w.it.len - s.count - s.before) {
+                warp::insert_run(stage, pos, w.desk + HEADS * warp::DESK_ROW,
+                                 w.it.len - s.count - s.before, s.count + s.before);
+                fence_async();
+                __syncwarp();
+            }
             if (valid <= tile::TOKENS) {
-                if (s.inserts)
+                if (!RUNS && s.inserts)
                     warp::insert_new(stage, valid - 1,
                                      w.desk + (HEADS + 2 * w.side) * warp::DESK_ROW, a.kv.head_dim);
                 warp::blank_values(stage + tile::BYTES, valid);
@@ -429,7 +491,12 @@ template <int D, int TYPE, int HEADS, bool WINDOWED> struct decode {
                 fence_async();
                 __syncwarp();
             }
-            warp::template take_tile<WINDOWED>(st, shared_addr(stage), valid, before);
+            if constexpr (RUNS)
+                warp::template take_run_tile<WINDOWED>(
+                    st, shared_addr(stage),
+                    {valid, w.it.len, pos, s.count - 1, a.group, a.kv.window});
+            else
+                warp::template take_tile<WINDOWED>(st, shared_addr(stage), valid, before);
             __syncwarp();
             feed_tile(w.f, a, map, shared_addr(w.ring), w.barriers, w.policy);
             if (!a.by_hand && ++w.stage == warp::STAGES) {
@@ -503,21 +570,28 @@ template <int D, int TYPE, int HEADS, bool WINDOWED> struct decode {
     }
 
     /* Queries are the previous launch's result: wait for it before they are read. */
-    static __device__ __forceinline__ void wait_and_ask(const walk &w, const decode_args &a)
+    static __device__ __forceinline__ void wait_and_ask(walk &w, const decode_args &a)
     {
         decode_wait_for_previous();
-        if (w.left > 0)
-            ask_segment(w, a, segment_at(a, w.it, w.row, w.tile, w.left), w.side);
+        if (w.left > 0) {
+            segment s = segment_at(a, w.it, w.row, w.tile, w.left);
+
+            ask_segment(w, a, s, w.side);
+            if (RUNS && s.inserts)
+                warp::ask_new(w.desk + HEADS * warp::DESK_ROW, a,
+                              s.token - (size_t)s.before * a.width, s.kv_head, s.count + s.before);
+        }
+        w.has_new = RUNS;
     }
 };
 
 /* NORMED: heads of 128 or 256 that are normed before they are rotated. */
-template <int D, int TYPE, int HEADS, bool NORMED, bool WINDOWED>
+template <int D, int TYPE, int HEADS, bool NORMED, bool WINDOWED, bool RUNS>
 static __global__ void __launch_bounds__(THREADS, 2)
     attn_decode_kernel(const __grid_constant__ CUtensorMap map,
                        const __grid_constant__ decode_args a)
 {
-    using k = decode<D, TYPE, HEADS, WINDOWED>;
+    using k = decode<D, TYPE, HEADS, WINDOWED, RUNS>;
     extern __shared__ __align__(1024) char shared[];
     piece *pieces = (piece *)(shared + k::PIECES_AT);
     int index = threadIdx.x / 32;
@@ -555,16 +629,6 @@ typedef CUresult (*encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, vo
                               const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
                               const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
                               CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-
-/* Can the TMA read these pages, tile by tile? */
-static bool decode_engine_reads(const struct k_kv &kv, int elem)
-{
-    int bt = kv.page_tokens;
-    size_t slab = (size_t)bt * kv.head_dim;
-
-    return bt >= 8 && (bt & (bt - 1)) == 0 && kv.head_dim * elem % 16 == 0 && kv.head_dim >= 64 &&
-           (uintptr_t)kv.pages % 16 == 0 && kv.page_elems % slab == 0 && kv.layer_elems % slab == 0;
-}
 
 /* Map the pages as [page][slab][panel][token][element of the panel]. If a tile has several pages,
  * or the panels have more elements than the head, a box is one panel of [head_dim] elements, and
@@ -635,19 +699,26 @@ static int decode_begin(const decode_launch &l, const CUtensorMap &map, const de
 }
 
 /* The page map is encoded per launch: its pointers and strides may have changed with the layer. */
-template <int D, int TYPE, int HEADS, bool NORMED, bool WINDOWED>
+template <int D, int TYPE, int HEADS, bool NORMED, bool WINDOWED, bool RUNS>
 static int decode_launch_shape(decode_args &a, const struct k_attn_plan *plan, k_stream stream)
 {
-    using k = decode<D, TYPE, HEADS, WINDOWED>;
-    decode_launch l = {attn_decode_kernel<D, TYPE, HEADS, NORMED, WINDOWED>,
-                       decode_ctas(&a.kv, plan->n_decodes), k::SHARED};
+    using k = decode<D, TYPE, HEADS, WINDOWED, RUNS>;
+    decode_launch l = {attn_decode_kernel<D, TYPE, HEADS, NORMED, WINDOWED, RUNS>,
+                       decode_ctas(&a.kv, plan->n_decodes / a.together), k::SHARED};
     CUtensorMap map = {};
 
     a.by_hand = !decode_engine_reads(a.kv, k::tile::ELEM);
     if (!a.by_hand && decode_map_pages<D, TYPE>(&map, a) != 0)
         return -1;
-    if constexpr (HEADS == 8) {
-        using b = brief<D, TYPE, WINDOWED>;
+    if constexpr (RUNS) {
+        using b = brief<D, TYPE, WINDOWED, true>;
+
+        if (k_attn_is_brief_sm90(plan, &a.kv, a.n_heads))
+            l = {attn_brief_run_kernel<D, TYPE, NORMED, WINDOWED>,
+                 (plan->n_decodes + a.together - 1) / a.together * a.kv.n_kv_heads * b::RANKS,
+                 b::SHARED};
+    } else if constexpr (HEADS == 8) {
+        using b = brief<D, TYPE, WINDOWED, false>;
 
         if (k_attn_is_brief_sm90(plan, &a.kv, a.n_heads))
             l = {attn_brief_kernel<D, TYPE, NORMED, WINDOWED>,
@@ -659,8 +730,19 @@ static int decode_launch_shape(decode_args &a, const struct k_attn_plan *plan, k
 template <int D, int TYPE, int HEADS, bool NORMED>
 static int decode_choose_window(decode_args &a, const struct k_attn_plan *plan, k_stream stream)
 {
-    return a.kv.window > 0 ? decode_launch_shape<D, TYPE, HEADS, NORMED, true>(a, plan, stream)
-                           : decode_launch_shape<D, TYPE, HEADS, NORMED, false>(a, plan, stream);
+    return a.kv.window > 0
+               ? decode_launch_shape<D, TYPE, HEADS, NORMED, true, false>(a, plan, stream)
+               : decode_launch_shape<D, TYPE, HEADS, NORMED, false, false>(a, plan, stream);
+}
+
+/* Runs whose keys are read once for several decodes. */
+template <int D, int TYPE, bool NORMED>
+static int decode_launch_runs(decode_args &a, const struct k_attn_plan *plan, k_stream stream)
+{
+    constexpr int N = DECODE_COLUMNS;
+
+    return a.kv.window > 0 ? decode_launch_shape<D, TYPE, N, NORMED, true, true>(a, plan, stream)
+                           : decode_launch_shape<D, TYPE, N, NORMED, false, true>(a, plan, stream);
 }
 
 /* The smallest kernel that holds the group: 8 or 16 heads at a time. */
@@ -671,10 +753,25 @@ static int decode_choose_heads(decode_args &a, const struct k_attn_plan *plan, k
                         : decode_choose_window<D, TYPE, 16, NORMED>(a, plan, stream);
 }
 
+/* The head sizes that k_attn_joins_sm90() knows. */
+template <int TYPE>
+static int decode_choose_runs(decode_args &a, const struct k_attn_plan *plan, k_stream stream)
+{
+    if (a.q_norm != NULL)
+        return a.kv.head_dim == 128   ? decode_launch_runs<128, TYPE, true>(a, plan, stream)
+               : a.kv.head_dim == 256 ? decode_launch_runs<256, TYPE, true>(a, plan, stream)
+                                      : -1;
+    return a.kv.head_dim == 64    ? decode_launch_runs<64, TYPE, false>(a, plan, stream)
+           : a.kv.head_dim == 128 ? decode_launch_runs<128, TYPE, false>(a, plan, stream)
+                                  : decode_launch_runs<256, TYPE, false>(a, plan, stream);
+}
+
 /* The smallest head size that was built and is not below the model's. */
 template <int TYPE>
 static int decode_choose_d(decode_args &a, const struct k_attn_plan *plan, k_stream stream)
 {
+    if (a.places != NULL)
+        return decode_choose_runs<TYPE>(a, plan, stream);
     if (a.q_norm != NULL)
         return a.kv.head_dim == 128   ? decode_choose_heads<128, TYPE, true>(a, plan, stream)
                : a.kv.head_dim == 256 ? decode_choose_heads<256, TYPE, true>(a, plan, stream)
@@ -694,9 +791,11 @@ int k_attn_is_brief_sm90(const struct k_attn_plan *plan, const struct k_kv *kv, 
     int elem = kv->type == K_BF16 ? 2 : 1;
 
     int is_short = plan->is_short || (kv->window > 0 && kv->window <= K_ATTN_SHORT);
+    int together =
+        k_attn_joins_sm90(plan, kv, n_heads) ? decode_together(n_heads / kv->n_kv_heads) : 1;
 
     return is_short && decode_engine_reads(*kv, elem) && n_heads / kv->n_kv_heads <= 8 &&
-           plan->n_decodes * kv->n_kv_heads <= BRIEF_ROWS;
+           plan->n_decodes * kv->n_kv_heads <= BRIEF_ROWS * together;
 }
 
 int k_attn_rotates_sm90(const struct k_rotary *r, const struct k_kv *kv)
@@ -724,6 +823,12 @@ int k_attn_decode_sm90(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv,
     args.kv = *kv;
     args.t = *t;
     args.decode_seqs = plan->decode_seqs;
+    args.n_decodes = plan->n_decodes;
+    args.together = 1;
+    if (k_attn_joins_sm90(plan, kv, n_heads)) {
+        args.places = plan->places;
+        args.together = decode_together(n_heads / kv->n_kv_heads);
+    }
     args.schedule = (decode_schedule *)plan->schedule;
     args.work = (float *)plan->work;
     args.n_heads = n_heads;

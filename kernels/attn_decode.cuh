@@ -24,13 +24,13 @@
 #define DECODE_LATENT_ROWS  64
 #define DECODE_LATENT_LEAST 2
 
-/* A sequence of the step that has keys. Its tiles are counted from the one with the first visible
- * key on. */
+/* A decode that has keys, or several of a run, whose keys are read once for all. Its tiles are
+ * counted from the one with the first visible key on. */
 struct decode_item {
-    __align__(16) int32_t seq;
-    int32_t len;   /* keys, this step's included */
-    int32_t token; /* row in qkv and out */
-    int32_t first; /* tiles of all items before it */
+    __align__(16) int32_t seq; /* decode_seq_of() and so on */
+    int32_t len;               /* keys of the last decode, this step's included */
+    int32_t token;             /* row of the first decode in qkv and out */
+    int32_t first;             /* tiles of all items before it */
 };
 
 /* The share of a warp: n tiles from `tile` of row `row` of an item, then those of the next rows. */
@@ -117,6 +117,70 @@ static inline int decode_tile_tokens(const struct k_kv *kv)
     if (kv->type == K_BF16)
         return d == 64 ? decode_tile<64, K_BF16>::TOKENS : decode_tile<128, K_BF16>::TOKENS;
     return d >= 256 ? decode_tile<256, K_E4M3>::TOKENS : decode_tile<128, K_E4M3>::TOKENS;
+}
+
+/* Can the TMA read these pages, tile by tile? */
+static inline bool decode_engine_reads(const struct k_kv &kv, int elem)
+{
+    int bt = kv.page_tokens;
+    size_t slab = (size_t)bt * kv.head_dim;
+
+    return bt >= 8 && (bt & (bt - 1)) == 0 && kv.head_dim * elem % 16 == 0 && kv.head_dim >= 64 &&
+           (uintptr_t)kv.pages % 16 == 0 && kv.page_elems % slab == 0 && kv.layer_elems % slab == 0;
+}
+
+/* --- runs ------------------------------------------------------------------------------ */
+
+/* Decodes of a run that share an item: their heads are columns of one tile of 16, [decode][head of
+ * the group]. An item of a run with 8 decodes has the first or the last 4; it needs the new keys of
+ * those before it, too, but writes only its own. */
+#define DECODE_TOGETHER 4
+#define DECODE_COLUMNS  16
+
+/* Decodes of an item, at most; 1 where it makes no difference. */
+static __host__ __device__ inline int decode_together(int group)
+{
+    int fit = DECODE_COLUMNS / group;
+
+    return fit < 1 ? 1 : fit < DECODE_TOGETHER ? fit : DECODE_TOGETHER;
+}
+
+/* The parts of decode_item.seq: the sequence of the first decode, how many decodes the item has,
+ * and how many of the run are in front of them. An item of one decode without a run in front of it
+ * has the sequence's number as it is. */
+static __host__ __device__ inline int decode_item_seq(int seq, int n_decodes, int n_before)
+{
+    return seq | (n_decodes - 1) << 24 | n_before << 26;
+}
+
+static __device__ inline int decode_seq_of(const decode_item &it)
+{
+    return it.seq & ((1 << 24) - 1);
+}
+
+static __device__ inline int decode_count_of(const decode_item &it)
+{
+    return (it.seq >> 24 & 3) + 1;
+}
+
+static __device__ inline int decode_before_of(const decode_item &it)
+{
+    return it.seq >> 26;
+}
+
+/* Decodes of the item that begins with decode i of n; 0 if none does. */
+static __device__ inline int decode_count_at(const int32_t *places, int i, int n, int together)
+{
+    int place = places[i], count = 1;
+
+    if (place % together != 0)
+        return 0;
+#pragma unroll
+    for (int j = 1; j < DECODE_TOGETHER; j++) {
+        if (count == j && j < together && i + j < n && places[i + j] == place + j)
+            count++;
+    }
+    return count;
 }
 
 /* Blocks of heads that share latents. */

@@ -15,6 +15,9 @@ struct decode_args {
     const k_bf16 *qkv;
     const float *turns; /* NULL: nothing to rotate or to write */
     const int32_t *decode_seqs;
+    const int32_t *places; /* of runs; NULL: there are none */
+    int n_decodes;
+    int together; /* decodes of an item, at most */
     struct k_kv kv;
     struct k_tokens t;
     decode_schedule *schedule;
@@ -38,7 +41,19 @@ struct decode_args {
     const k_bf16 *gates; /* as those of the plan */
 };
 
-template <int D, int TYPE, int HEADS> struct decode_warp {
+/* The keys of a tile that a column sees: those of the last decode of an item end before `valid`,
+ * those of each decode before it one earlier. */
+struct decode_sight {
+    int valid;
+    int len;     /* keys of the last decode */
+    int pos;     /* of the tile's first key */
+    int n_later; /* decodes behind the first */
+    int group;   /* columns of a decode */
+    int window;
+};
+
+/* RUNS: the columns are the heads of several decodes. */
+template <int D, int TYPE, int HEADS, bool RUNS = false> struct decode_warp {
     using tile = decode_tile<D, TYPE>;
     static constexpr enum k_type KV = (enum k_type)TYPE;
     static constexpr int STEPS = D / 16;          /* of 16 elements */
@@ -46,9 +61,9 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
     static constexpr int MT = tile::TOKENS / 16;  /* row tiles */
     static constexpr int PAIRS = (D + 127) / 128; /* words of half a head in each lane */
     /* The desk is a warp's place for queries of a row, and for keys and values of the step, of this
-     * row and of the next. */
+     * row and of the next; of a run for all its keys and values. */
     static constexpr int DESK_ROW = D * 2 + 16; /* shifted by 4 banks from row to row */
-    static constexpr int DESK = (HEADS + 4) * DESK_ROW;
+    static constexpr int DESK = (HEADS + (RUNS ? 2 * K_RUN_MAX : 4)) * DESK_ROW;
     /* Stages of the ring: as many as fit with two blocks per multiprocessor. */
     static constexpr int ROOM = (28672 - DESK) / tile::STAGE;
     static constexpr int STAGES = D >= 256 || ROOM > tile::STAGES ? tile::STAGES : ROOM;
@@ -118,6 +133,38 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
                                       token + from * hd + d + at);
             }
         }
+    }
+
+    /* The same for the decodes of a run: n_columns queries, of `group` heads of each decode. */
+    static __device__ __forceinline__ void ask_run(char *desk, const decode_args &a,
+                                                   const k_bf16 *token, int head, int n_columns)
+    {
+        constexpr int LANES = D <= 64 ? 8 : D <= 128 ? 16 : 32;
+        int d = threadIdx.x % LANES * 8;
+
+#pragma unroll 1
+        for (int column = threadIdx.x % 32 / LANES; column < n_columns; column += 32 / LANES) {
+            int decode = column / a.group;
+
+            decode_copy_async(shared_addr(desk + column * DESK_ROW + d * 2),
+                              token + (size_t)decode * a.width +
+                                  (head + column - decode * a.group) * D + d);
+        }
+    }
+
+    /* Copy the new keys and values of a run, whose first decode's row of qkv is token, to rows of
+     * the desk: [decode][key, value]. */
+    static __device__ __forceinline__ void ask_new(char *rows, const decode_args &a,
+                                                   const k_bf16 *token, int kv_head, int n)
+    {
+        constexpr int LANES = D <= 64 ? 8 : D <= 128 ? 16 : 32;
+        int d = threadIdx.x % LANES * 8;
+
+#pragma unroll 1
+        for (int i = threadIdx.x % 32 / LANES; i < 2 * n; i += 32 / LANES)
+            decode_copy_async(shared_addr(rows + i * DESK_ROW + d * 2),
+                              token + (size_t)(i / 2) * a.width +
+                                  (a.n_heads + kv_head + i % 2 * a.kv.n_kv_heads) * D + d);
     }
 
     /* Rotate one element and its partner half a head further on. */
@@ -208,13 +255,21 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
                                                         int n_heads, const float2 *turn)
     {
         float4 turns[PAIRS];
+
+#pragma unroll
+        for (int j = 0; j < PAIRS; j++)
+            turns[j] = *(const float4 *)(turn + threadIdx.x % 32 * 2 + 64 * j);
+        norm_heads(desk, a, n_heads, turns);
+    }
+
+    static __device__ __forceinline__ void norm_heads(char *desk, const decode_args &a, int n_heads,
+                                                      const float4 (&turns)[PAIRS])
+    {
         uint2 weights[PAIRS];
 
 #pragma unroll
-        for (int j = 0; j < PAIRS; j++) {
-            turns[j] = *(const float4 *)(turn + threadIdx.x % 32 * 2 + 64 * j);
+        for (int j = 0; j < PAIRS; j++)
             weights[j] = norm_words(a.q_norm, j);
-        }
 #pragma unroll 4
         for (int h = 0; h < n_heads; h++) {
             uint32_t *at = (uint32_t *)(desk + h * DESK_ROW) + threadIdx.x % 32;
@@ -246,6 +301,70 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
             norm_queries(desk, a, n_heads, turn);
         else
             turn_plain(desk, n_heads, hd, turn);
+    }
+
+    /* Rotate queries of heads of D elements on the desk. */
+    static __device__ __forceinline__ void turn_heads(char *desk, int n_heads,
+                                                      const float4 (&turns)[PAIRS])
+    {
+#pragma unroll
+        for (int j = 0; j < PAIRS; j++) {
+            int d = threadIdx.x % 32 * 2 + 64 * j;
+
+            if (d >= D / 2)
+                break;
+#pragma unroll 4
+            for (int h = 0; h < n_heads; h++) {
+                uint32_t *at = (uint32_t *)(desk + h * DESK_ROW + d * 2);
+                float4 y = turn_words(at[0], at[D / 4], turns[j]);
+
+                at[0] = pack_bf16(y.x, y.y);
+                at[D / 4] = pack_bf16(y.z, y.w);
+            }
+        }
+    }
+
+    /* The turns of N positions from `turn` on, as far as there are n: requested together, because
+     * each takes long to arrive. */
+    template <int N>
+    static __device__ __forceinline__ void load_turns(float4 (&turns)[N][PAIRS], const float2 *turn,
+                                                      int n)
+    {
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+#pragma unroll
+            for (int j = 0; j < PAIRS; j++) {
+                int d = threadIdx.x % 32 * 2 + 64 * j;
+
+                turns[i][j] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                if (i < n && d < D / 2)
+                    turns[i][j] = *(const float4 *)(turn + i * (D / 2) + d);
+            }
+        }
+    }
+
+    /* Norm, if NORMED, and rotate the queries of one decode of a run. */
+    template <bool NORMED>
+    static __device__ __forceinline__ void turn_decode(char *desk, const decode_args &a,
+                                                       const float4 (&turns)[PAIRS])
+    {
+        if constexpr (NORMED)
+            norm_heads(desk, a, a.group, turns);
+        else
+            turn_heads(desk, a.group, turns);
+    }
+
+    /* The same of an item with `count` decodes. */
+    template <bool NORMED>
+    static __device__ __forceinline__ void turn_run(char *desk, const decode_args &a, int count,
+                                                    const float4 (&turns)[DECODE_TOGETHER][PAIRS])
+    {
+#pragma unroll
+        for (int i = 0; i < DECODE_TOGETHER; i++) {
+            if (i >= count)
+                break;
+            turn_decode<NORMED>(desk + i * a.group * DESK_ROW, a, turns[i]);
+        }
     }
 
     /* Copy queries to the desk element by element, rotated if there are turns. */
@@ -383,6 +502,118 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
         }
     }
 
+    /* The same for keys `from` .. `to` - 1 of a run, a few at a time. desk: row of key 0; turn: of
+     * its position. */
+    template <bool NORMED>
+    static __device__ __forceinline__ void turn_new_run(char *desk, const decode_args &a,
+                                                        const float2 *turn, int from, int to)
+    {
+        int lane = threadIdx.x % 32;
+
+#pragma unroll 1
+        for (int base = from; base < to; base += DECODE_TOGETHER) {
+            uint32_t low[DECODE_TOGETHER][PAIRS], high[DECODE_TOGETHER][PAIRS];
+            uint32_t v[DECODE_TOGETHER][2 * PAIRS];
+            float4 turns[DECODE_TOGETHER][PAIRS];
+
+            load_turns(turns, turn + base * (D / 2), to - base);
+#pragma unroll
+            for (int i = 0; i < DECODE_TOGETHER; i++) {
+                const char *rows = desk + 2 * min(base + i, to - 1) * DESK_ROW;
+
+#pragma unroll
+                for (int j = 0; j < PAIRS; j++) {
+                    low[i][j] = *(const uint32_t *)(rows + (2 * lane + 64 * j) % D * 2);
+                    high[i][j] = *(const uint32_t *)(rows + (2 * lane + 64 * j + D / 2) % D * 2);
+                    v[i][2 * j] =
+                        *(const uint32_t *)(rows + DESK_ROW + (2 * lane + 128 * j) % D * 2);
+                    v[i][2 * j + 1] =
+                        *(const uint32_t *)(rows + DESK_ROW + (2 * lane + 128 * j + 64) % D * 2);
+                }
+            }
+            __syncwarp();
+#pragma unroll
+            for (int i = 0; i < DECODE_TOGETHER; i++) {
+                char *rows = desk + 2 * (base + i) * DESK_ROW;
+
+                if (base + i < to)
+                    place_new<NORMED>(rows, a, low[i], high[i], v[i], turns[i]);
+            }
+        }
+    }
+
+    /* Write a key and a value to the desk in their stored form. */
+    template <bool NORMED>
+    static __device__ __forceinline__ void place_new(char *rows, const decode_args &a,
+                                                     const uint32_t (&low)[PAIRS],
+                                                     const uint32_t (&high)[PAIRS],
+                                                     const uint32_t (&v)[2 * PAIRS],
+                                                     const float4 (&turns)[PAIRS])
+    {
+        float inverse = NORMED ? norm_inverse(low, high, a.eps) : 0.0f;
+
+#pragma unroll
+        for (int j = 0; j < PAIRS; j++) {
+            int d = 2 * (threadIdx.x % 32) + 64 * j;
+            float4 y;
+
+            if (d >= D / 2)
+                break;
+            y = NORMED ? norm_and_turn(low[j], high[j], turns[j], norm_words(a.k_norm, j), inverse)
+                       : turn_words(low[j], high[j], turns[j]);
+            put_two(rows + d * tile::ELEM, stored_two(KV, a.kv.k_scale, y.x, y.y));
+            put_two(rows + (d + D / 2) * tile::ELEM, stored_two(KV, a.kv.k_scale, y.z, y.w));
+        }
+#pragma unroll
+        for (int j = 0; j < 2 * PAIRS; j++) {
+            int d = 2 * (threadIdx.x % 32) + 64 * j;
+
+            if (TYPE != K_BF16 && d < D)
+                put_two(rows + DESK_ROW + d * tile::ELEM,
+                        stored_two(KV, a.kv.v_scale, low_half(v[j]), high_half(v[j])));
+        }
+    }
+
+    /* Write keys and values `from` .. `to` - 1 of a run from the desk to the pages; key 0 has
+     * position first. */
+    static __device__ __forceinline__ void store_run(const char *desk, const decode_args &a,
+                                                     int seq, int first, int from, int to,
+                                                     int kv_head)
+    {
+        constexpr int CHUNKS = D * tile::ELEM / 16;
+        const int32_t *pages = a.t.page_ids + (size_t)seq * a.t.pages_max;
+        size_t to_values = value_elems(a.kv) * tile::ELEM;
+
+#pragma unroll 1
+        for (int i = threadIdx.x % 32; i < (to - from) * CHUNKS; i += 32) {
+            int key = from + i / CHUNKS, chunk = i % CHUNKS;
+            const char *rows = desk + 2 * key * DESK_ROW + chunk * 16;
+            char *at = (char *)a.kv.pages +
+                       key_elem(a.kv, pages, first + key, kv_head) * tile::ELEM + chunk * 16;
+
+            *(uint4 *)at = *(const uint4 *)rows;
+            *(uint4 *)(at + to_values) = *(const uint4 *)(rows + DESK_ROW);
+        }
+    }
+
+    /* Write them to a tile whose first key has position pos. */
+    static __device__ __forceinline__ void insert_run(char *stage, int pos, const char *desk,
+                                                      int first, int n)
+    {
+        constexpr int CHUNKS = D * tile::ELEM / 16;
+        int from = max(0, pos - first), to = min(n, pos + tile::TOKENS - first);
+
+#pragma unroll 1
+        for (int i = threadIdx.x % 32; i < (to - from) * CHUNKS; i += 32) {
+            int key = from + i / CHUNKS, chunk = i % CHUNKS;
+            const char *rows = desk + 2 * key * DESK_ROW + chunk * 16;
+            char *at = stage + tile::at(first + key - pos, chunk);
+
+            *(uint4 *)at = *(const uint4 *)rows;
+            *(uint4 *)(at + tile::BYTES) = *(const uint4 *)(rows + DESK_ROW);
+        }
+    }
+
     /* Prepare the step's key and value for any head size, from qkv, element by element. */
     static __device__ __forceinline__ void lay_new(char *rows, const decode_args &a,
                                                    const k_bf16 *from, const float2 *turn)
@@ -405,10 +636,10 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
 
     /* Write the new key and value from the desk to the page. */
     static __device__ __forceinline__ void store_new(const char *keys, const decode_args &a,
-                                                     const decode_item &it, int kv_head)
+                                                     int seq, int pos, int kv_head)
     {
-        const int32_t *pages = a.t.page_ids + (size_t)it.seq * a.t.pages_max;
-        char *to = (char *)a.kv.pages + key_elem(a.kv, pages, it.len - 1, kv_head) * tile::ELEM;
+        const int32_t *pages = a.t.page_ids + (size_t)seq * a.t.pages_max;
+        char *to = (char *)a.kv.pages + key_elem(a.kv, pages, pos, kv_head) * tile::ELEM;
         size_t to_values = value_elems(a.kv) * tile::ELEM;
 #pragma unroll 1
         for (int i = threadIdx.x % 32 * 2; i < a.kv.head_dim * tile::ELEM; i += 64) {
@@ -598,6 +829,32 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
         }
     }
 
+    /* Keys that the decodes of a run do not see: behind the end of each, and before its window. */
+    template <bool WINDOWED>
+    static __device__ __forceinline__ void mask_run(float s[MT][NT][4], const decode_sight &sight)
+    {
+        int lane_row = threadIdx.x % 32 / 4, lane_col = threadIdx.x % 4;
+
+#pragma unroll
+        for (int n = 0; n < NT; n++) {
+#pragma unroll
+            for (int elem = 0; elem < 4; elem++) {
+                int later = sight.n_later - (n * 8 + lane_col * 2 + elem % 2) / sight.group;
+                int end = sight.valid - later;
+                int begin =
+                    WINDOWED ? decode_lowest(sight.len - later, sight.window) - sight.pos : 0;
+
+#pragma unroll
+                for (int row_tile = 0; row_tile < MT; row_tile++) {
+                    int row = row_tile * 16 + lane_row + elem / 2 * 8;
+
+                    if (row >= end || (WINDOWED && row < begin))
+                        s[row_tile][n][elem] = -INFINITY;
+                }
+            }
+        }
+    }
+
     /* Raise the maxima of the running softmax, and rescale sums and outputs. */
     static __device__ __forceinline__ void raise_tops(state &st, const float s[MT][NT][4])
     {
@@ -710,6 +967,22 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
             mask(s, valid);
         if (WINDOWED && before > 0)
             mask_front(s, before);
+        soften(w, st, s);
+        mix(st, w, keys + tile::BYTES);
+    }
+
+    /* The same of a run. */
+    template <bool WINDOWED>
+    static __device__ __forceinline__ void take_run_tile(state &st, uint32_t keys,
+                                                         const decode_sight &sight)
+    {
+        float s[MT][NT][4];
+        uint32_t w[MT][NT][2];
+
+        scores(s, st, keys);
+        if (sight.valid - sight.n_later < tile::TOKENS ||
+            (WINDOWED && decode_lowest(sight.len, sight.window) > sight.pos))
+            mask_run<WINDOWED>(s, sight);
         soften(w, st, s);
         mix(st, w, keys + tile::BYTES);
     }

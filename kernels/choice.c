@@ -173,6 +173,17 @@ int k_attn_is_brief(const struct k_attn_plan *plan, const struct k_kv *kv, int n
 #endif
 }
 
+/* The portable kernel reads the keys for each decode. */
+int k_attn_joins(const struct k_attn_plan *plan, const struct k_kv *kv, int n_heads)
+{
+#ifdef HAVE_SM90
+    return !attn_is_portable(kv) && k_attn_joins_sm90(plan, kv, n_heads);
+#else
+    (void)plan, (void)kv, (void)n_heads;
+    return 0;
+#endif
+}
+
 int k_attn_rotates(const struct k_rotary *r, const struct k_kv *kv)
 {
 #ifdef HAVE_SM90

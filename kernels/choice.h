@@ -21,6 +21,7 @@ bool k_adapt_joins_sm90(const struct k_adapting *a);
 int k_adapt_join_sm90(const struct k_adapting *a, k_stream stream);
 int k_multiply_portable(const struct k_product *p, int n, int n_sms, k_stream stream);
 
+int k_attn_joins_sm90(const struct k_attn_plan *plan, const struct k_kv *kv, int n_heads);
 int k_attn_is_brief_sm90(const struct k_attn_plan *plan, const struct k_kv *kv, int n_heads);
 int k_attn_rotates_sm90(const struct k_rotary *r, const struct k_kv *kv);
 int k_attn_schedule_sm90(const struct k_attn_plan *plan, const struct k_kv *kv,

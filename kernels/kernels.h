@@ -651,6 +651,13 @@ int k_attn_rounds(const struct k_kv *kv, int n_heads);
  * decode_seqs changed; it serves all layers of one window and shape. The split of a decode's keys
  * into partial sums depends on the lengths of all decodes of the step, and so do its last bits.
  *
+ * places: NULL, or int32 [n_decodes] in device memory: runs of decodes that are one sequence at
+ * consecutive positions, as those that verify drafts. Each has a page table, with the same entries,
+ * and follows the one before it in the list and in qkv; its place in the run is counted from 0, at
+ * most K_RUN_MAX - 1. Where k_attn_joins(), their keys are read once for several of them, and with
+ * rotary, too, decodes of a run do not wait for each other's keys: all decodes of a sequence must
+ * be one run then. Without k_attn_joins(), runs are not for rotary.
+ *
  * rotary: NULL when queries are rotated and the step's keys and values are in the pages
  * (k_rope_kv() has run). Else a host struct: n_tiles is 0, qkv is the product's result, and the
  * kernel does the work of k_rope_kv() itself, with the same bits, if k_attn_rotates() says that it
@@ -688,6 +695,7 @@ struct k_attn_plan {
     void *work;          /* k_attn_work_bytes(), 16-byte aligned */
     const k_bf16 *gates; /* NULL, or where k_attn_shuts() [n_tokens][n_heads * head_dim]: out is
                           * multiplied with their sigmoids */
+    const int32_t *places;
 };
 
 /* List the tiles of a step, and count them and their keys in plan: host arrays with room for
@@ -701,6 +709,13 @@ void k_attn_tiles(int32_t *tile_seqs, int32_t *tile_starts, struct k_attn_plan *
 #define K_TILE_TOKENS(group) ((group) >= K_TILE_ROWS ? 1 : K_TILE_ROWS / (group))
 
 #define K_ATTN_SHORT         2048 /* keys */
+
+#define K_RUN_MAX            8 /* decodes of a run */
+
+/* Are the keys of a run's decodes read once for several of them (of up to 4, and as many as have 16
+ * query heads per kv head in all)? On Hopper, if the plan has places, heads have 64, 128 or 256
+ * elements, at most 8 share a kv head, pages have 2^n >= 8 tokens, and scores no cap. */
+int k_attn_joins(const struct k_attn_plan *plan, const struct k_kv *kv, int n_heads);
 
 /* Are the decodes of a plan computed by the kernel for few sequences with short contexts? */
 int k_attn_is_brief(const struct k_attn_plan *plan, const struct k_kv *kv, int n_heads);

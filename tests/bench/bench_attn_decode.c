@@ -30,33 +30,47 @@ struct shape {
     int n_heads, n_kv_heads, head_dim;
     int window;    /* with sinks; 0: all tokens, without */
     int value_dim; /* of latents, whose values begin their keys; 0: values of their own */
+    int run;       /* decodes of each sequence, which end with its last key; 0: one */
+    int apart;     /* their keys are read for each */
 };
 
 static const struct shape shapes[] = {
-    {"64 x 8192", 64, 8192, 0, 0, 2, 32, 8, 128, 0, 0},
-    {"131072 + 31 x 4096", 31, 4096, 1, 131072, 4, 32, 8, 128, 0, 0},
-    {"256 x 1536", 256, 1536, 0, 0, 2, 32, 8, 128, 0, 0},
-    {"256 x 100", 256, 100, 0, 0, 8, 32, 8, 128, 0, 0},
-    {"16 x 1024", 16, 1024, 0, 0, 16, 32, 8, 128, 0, 0},
-    {"1 x 128", 1, 128, 0, 0, 64, 32, 8, 128, 0, 0},
-    {"1 x 1024", 1, 1024, 0, 0, 64, 32, 8, 128, 0, 0},
-    {"1 x 8192", 1, 8192, 0, 0, 32, 32, 8, 128, 0, 0},
-    {"1 x 131072", 1, 131072, 0, 0, 4, 32, 8, 128, 0, 0},
-    {"64 x 4096, 64/8 x 128", 64, 4096, 0, 0, 2, 64, 8, 128, 0, 0},
-    {"64 x 4096, 16/1 x 128", 64, 4096, 0, 0, 8, 16, 1, 128, 0, 0},
-    {"64 x 4096, 32/8 x 64", 64, 4096, 0, 0, 4, 32, 8, 64, 0, 0},
-    {"64 x 4096, 32/8 x 80", 64, 4096, 0, 0, 4, 32, 8, 80, 0, 0},
-    {"64 x 4096, 32/32 x 96", 64, 4096, 0, 0, 1, 32, 32, 96, 0, 0},
-    {"64 x 4096, 8/4 x 256", 64, 4096, 0, 0, 2, 8, 4, 256, 0, 0},
-    {"64 x 8192, last 128, 64/8 x 64", 64, 8192, 0, 0, 12, 64, 8, 64, 128, 0},
-    {"64 x 4096, 16/2 x 512", 64, 4096, 0, 0, 2, 16, 2, 512, 0, 0},
-    {"1 x 1024, 16/2 x 512", 1, 1024, 0, 0, 32, 16, 2, 512, 0, 0},
-    {"1 x 32768, 16/2 x 512", 1, 32768, 0, 0, 8, 16, 2, 512, 0, 0},
-    {"64 x 4096, 128 latent", 64, 4096, 0, 0, 4, 128, 1, 576, 0, 512},
-    {"64 x 4096, 20 latent", 64, 4096, 0, 0, 4, 20, 1, 576, 0, 512},
-    {"256 x 1536, 20 latent", 256, 1536, 0, 0, 4, 20, 1, 576, 0, 512},
-    {"1 x 1024, 20 latent", 1, 1024, 0, 0, 64, 20, 1, 576, 0, 512},
-    {"1 x 131072, 20 latent", 1, 131072, 0, 0, 4, 20, 1, 576, 0, 512},
+    {"64 x 8192", 64, 8192, 0, 0, 2, 32, 8, 128, 0, 0, 0, 0},
+    {"131072 + 31 x 4096", 31, 4096, 1, 131072, 4, 32, 8, 128, 0, 0, 0, 0},
+    {"256 x 1536", 256, 1536, 0, 0, 2, 32, 8, 128, 0, 0, 0, 0},
+    {"256 x 100", 256, 100, 0, 0, 8, 32, 8, 128, 0, 0, 0, 0},
+    {"16 x 1024", 16, 1024, 0, 0, 16, 32, 8, 128, 0, 0, 0, 0},
+    {"1 x 128", 1, 128, 0, 0, 64, 32, 8, 128, 0, 0, 0, 0},
+    {"1 x 1024", 1, 1024, 0, 0, 64, 32, 8, 128, 0, 0, 0, 0},
+    {"1 x 8192", 1, 8192, 0, 0, 32, 32, 8, 128, 0, 0, 0, 0},
+    {"1 x 131072", 1, 131072, 0, 0, 4, 32, 8, 128, 0, 0, 0, 0},
+    {"64 x 4096, 64/8 x 128", 64, 4096, 0, 0, 2, 64, 8, 128, 0, 0, 0, 0},
+    {"64 x 4096, 16/1 x 128", 64, 4096, 0, 0, 8, 16, 1, 128, 0, 0, 0, 0},
+    {"64 x 4096, 32/8 x 64", 64, 4096, 0, 0, 4, 32, 8, 64, 0, 0, 0, 0},
+    {"64 x 4096, 32/8 x 80", 64, 4096, 0, 0, 4, 32, 8, 80, 0, 0, 0, 0},
+    {"64 x 4096, 32/32 x 96", 64, 4096, 0, 0, 1, 32, 32, 96, 0, 0, 0, 0},
+    {"64 x 4096, 8/4 x 256", 64, 4096, 0, 0, 2, 8, 4, 256, 0, 0, 0, 0},
+    {"64 x 8192, last 128, 64/8 x 64", 64, 8192, 0, 0, 12, 64, 8, 64, 128, 0, 0, 0},
+    {"64 x 4096, 16/2 x 512", 64, 4096, 0, 0, 2, 16, 2, 512, 0, 0, 0, 0},
+    {"1 x 1024, 16/2 x 512", 1, 1024, 0, 0, 32, 16, 2, 512, 0, 0, 0, 0},
+    {"1 x 32768, 16/2 x 512", 1, 32768, 0, 0, 8, 16, 2, 512, 0, 0, 0, 0},
+    {"64 x 4096, 128 latent", 64, 4096, 0, 0, 4, 128, 1, 576, 0, 512, 0, 0},
+    {"64 x 4096, 20 latent", 64, 4096, 0, 0, 4, 20, 1, 576, 0, 512, 0, 0},
+    {"256 x 1536, 20 latent", 256, 1536, 0, 0, 4, 20, 1, 576, 0, 512, 0, 0},
+    {"1 x 1024, 20 latent", 1, 1024, 0, 0, 64, 20, 1, 576, 0, 512, 0, 0},
+    {"1 x 131072, 20 latent", 1, 131072, 0, 0, 4, 20, 1, 576, 0, 512, 0, 0},
+    {"64 x 1000", 64, 1000, 0, 0, 8, 32, 8, 128, 0, 0, 0, 0},
+    {"64 x 1000, 4 each, apart", 64, 1000, 0, 0, 8, 32, 8, 128, 0, 0, 4, 1},
+    {"64 x 1000, 4 each", 64, 1000, 0, 0, 8, 32, 8, 128, 0, 0, 4, 0},
+    {"64 x 1000, 8 each", 64, 1000, 0, 0, 8, 32, 8, 128, 0, 0, 8, 0},
+    {"8 x 1000", 8, 1000, 0, 0, 16, 32, 8, 128, 0, 0, 0, 0},
+    {"8 x 1000, 4 each, apart", 8, 1000, 0, 0, 16, 32, 8, 128, 0, 0, 4, 1},
+    {"8 x 1000, 4 each", 8, 1000, 0, 0, 16, 32, 8, 128, 0, 0, 4, 0},
+    {"1 x 1000", 1, 1000, 0, 0, 64, 32, 8, 128, 0, 0, 1, 1},
+    {"1 x 1000, 4 each, apart", 1, 1000, 0, 0, 64, 32, 8, 128, 0, 0, 4, 1},
+    {"1 x 1000, 4 each", 1, 1000, 0, 0, 64, 32, 8, 128, 0, 0, 4, 0},
+    {"1 x 1000, 8 each, apart", 1, 1000, 0, 0, 64, 32, 8, 128, 0, 0, 8, 1},
+    {"1 x 1000, 8 each", 1, 1000, 0, 0, 64, 32, 8, 128, 0, 0, 8, 0},
 };
 
 struct bench {
@@ -136,18 +150,28 @@ static int length_of(const struct shape *s, int i)
     return i < s->n_long ? s->long_ : s->len;
 }
 
+/* Decodes of a sequence. */
+static int run_of(const struct shape *s)
+{
+    return s->run > 0 ? s->run : 1;
+}
+
 static void open_tokens(struct bench *b, int page_tokens)
 {
     const struct shape *s = b->s;
-    int n = s->n_seqs + s->n_long, pages_max = 0, n_pages = 0;
+    int run = run_of(s), n = (s->n_seqs + s->n_long) * run, pages_max = 0, n_pages = 0;
     int32_t *len = malloc((size_t)n * 4), *start = malloc((size_t)(n + 1) * 4), *order, *ids;
+    int32_t *places = malloc((size_t)n * 4);
 
     for (int i = 0; i <= n; i++)
         start[i] = i;
     for (int i = 0; i < n; i++) {
-        int pages = (length_of(s, i) + page_tokens - 1) / page_tokens;
+        int pages = (length_of(s, i / run) + page_tokens - 1) / page_tokens;
 
-        len[i] = length_of(s, i);
+        places[i] = i % run;
+        len[i] = length_of(s, i / run) - run + 1 + places[i];
+        if (places[i] > 0)
+            continue;
         n_pages += pages;
         pages_max = pages > pages_max ? pages : pages_max;
         b->kv_bytes += (size_t)(s->window > 0 && s->window < len[i] ? s->window : len[i]);
@@ -163,9 +187,16 @@ static void open_tokens(struct bench *b, int page_tokens)
         order[j] = x;
     }
     for (int i = 0, page = 0; i < n; i++) {
-        for (int p = 0; p * page_tokens < len[i]; p++)
-            ids[(size_t)i * (size_t)pages_max + (size_t)p] = order[page++];
+        int32_t *row = ids + (size_t)i * (size_t)pages_max;
+
+        for (int p = 0; p * page_tokens < length_of(s, i / run) && places[i] == 0; p++)
+            row[p] = order[page++];
+        if (places[i] > 0)
+            memcpy(row, row - pages_max, (size_t)pages_max * 4);
     }
+    if (s->run > 0 && !s->apart)
+        b->plan.places = upload(places, (size_t)n * 4);
+    free(places);
     b->t = (struct k_tokens){.kv_len = upload(len, (size_t)n * 4),
                              .seq_start = upload(start, (size_t)(n + 1) * 4),
                              .page_ids = upload(ids, (size_t)n * (size_t)pages_max * 4),
@@ -182,7 +213,8 @@ static void open_tokens(struct bench *b, int page_tokens)
 static void bench_open(struct bench *b, int page_tokens, enum k_type type)
 {
     const struct shape *s = b->s;
-    int n = s->n_seqs + s->n_long;
+    int n = (s->n_seqs + s->n_long) * run_of(s);
+    const int32_t *places;
     size_t width = (size_t)(s->n_heads + 2 * s->n_kv_heads) * (size_t)s->head_dim;
     float *turns, *sinks;
 
@@ -214,8 +246,11 @@ static void bench_open(struct bench *b, int page_tokens, enum k_type type)
                    "sinks");
         b->kv.sinks = sinks;
     }
+    places = b->plan.places;
     b->plan = (struct k_attn_plan){
         .n_decodes = n,
+        .places = places,
+        .is_short = s->run > 0 && n <= 8 && s->len <= K_ATTN_SHORT,
         .schedule = alloc(k_attn_schedule_bytes(n)),
         .work = alloc(k_attn_work_bytes(s->head_dim, s->n_heads, s->n_kv_heads)),
     };

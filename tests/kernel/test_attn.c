@@ -5,7 +5,8 @@
  * pages, shares and windows. What stands in pages behind a sequence's end, and in front of a
  * window, is NaN; tables name pages of NaN where no key is in view. Steps that are all decodes
  * run twice: rotated by k_rope_kv(), and by attention itself, which must give the same bits; and
- * every decode alone, which must agree.
+ * every decode alone, which must agree. Runs are decodes of one sequence, as those that verify
+ * drafts.
  *
  * Weights of the softmax are rounded to bfloat16, so results may be off by 2^-8. */
 #include "tests/kernel/gpu.h"
@@ -89,6 +90,32 @@ static const struct {
     {8, 2, 512, 32, K_E4M3, LENGTHS(equal)},      {6, 2, 498, 16, K_E4M3, LENGTHS(skewed)},
 };
 
+/* Runs: their lengths, and the keys of each one's first decode. Some cross the borders of tiles and
+ * pages. The last two are few enough for the kernel for short contexts. */
+static const int ragged[][2] = {{8, 1},   {1, 40}, {4, 14}, {2, 31},  {3, 63}, {5, 126},
+                                {6, 253}, {1, 0},  {1, 0},  {7, 698}, {1, 16}, {0, 0}};
+static const int few_runs[][2] = {{4, 1021}, {0, 0}};
+static const int two_runs[][2] = {{5, 509}, {3, 30}, {0, 0}};
+
+static const struct {
+    int n_heads, n_kv_heads, head_dim, page_tokens;
+    enum k_type type;
+    const int (*runs)[2];
+} verified[] = {
+    {32, 8, 128, 16, K_BF16, ragged},   {32, 8, 128, 16, K_BF16, few_runs},
+    {16, 4, 128, 64, K_BF16, two_runs}, {2, 2, 128, 16, K_BF16, ragged},
+    {6, 2, 128, 16, K_BF16, ragged},    {8, 1, 128, 8, K_BF16, ragged},
+    {5, 1, 128, 16, K_BF16, two_runs},  {32, 8, 128, 16, K_E4M3, ragged},
+    {32, 8, 128, 64, K_E4M3, few_runs}, {8, 1, 128, 16, K_E4M3, ragged},
+    {3, 3, 128, 16, K_E4M3, two_runs},  {4, 4, 64, 16, K_BF16, ragged},
+    {12, 4, 64, 16, K_BF16, ragged},    {8, 2, 64, 16, K_BF16, two_runs},
+    {16, 2, 64, 32, K_E4M3, ragged},    {4, 1, 64, 16, K_E4M3, few_runs},
+    {8, 2, 256, 16, K_BF16, ragged},    {3, 1, 256, 16, K_BF16, two_runs},
+    {8, 1, 256, 16, K_E4M3, ragged},    {4, 4, 256, 16, K_E4M3, two_runs},
+    {14, 2, 96, 16, K_BF16, two_runs},  {16, 1, 128, 16, K_BF16, two_runs},
+    {8, 2, 128, 12, K_BF16, two_runs},  {8, 2, 512, 16, K_BF16, two_runs},
+};
+
 /* Of all cases in turn: keys that a token sees; 0: all. Larger than K_ATTN_SHORT, too. */
 static int window;
 static const int windows[] = {0, 1, 20, 64, 300, 2500};
@@ -99,6 +126,10 @@ static int promises_short, has_norms, norms_values, is_shared;
 
 /* Of scores; 0: none. */
 static float cap;
+
+/* Of the case's sequences: the place of each in its run. */
+static int32_t places[SEQS_MAX];
+static int has_runs, only_runs;
 
 /* Everything of one case, on host and device. */
 struct attn_run {
@@ -179,6 +210,14 @@ static int lowest_of(const struct attn_case *c, int s)
     return window > 0 && first >= window ? first - window + 1 : 0;
 }
 
+/* The last decode of the run that begins with sequence s. */
+static int run_end(const struct attn_case *c, int s)
+{
+    while (s + 1 < c->n_seqs && places[s + 1] > places[s])
+        s++;
+    return s;
+}
+
 static void place(struct attn_run *r)
 {
     const struct attn_case *c = r->c;
@@ -186,7 +225,7 @@ static void place(struct attn_run *r)
 
     for (int s = 0; s < c->n_seqs; s++) {
         pages_max = pages_of(c, s) > pages_max ? pages_of(c, s) : pages_max;
-        r->n_pages += pages_of(c, s);
+        r->n_pages += pages_of(c, places[s] == 0 ? run_end(c, s) : s) * (places[s] == 0);
         r->seq_start[s] = r->n_tokens;
         r->n_tokens += c->n_new[s];
     }
@@ -202,7 +241,12 @@ static void place(struct attn_run *r)
             r->seq[t] = s;
             r->pos[t] = c->kv_len[s] == 0 ? 0 : c->kv_len[s] - c->n_new[s] + i;
         }
-        for (int p = 0; p < pages_of(c, s); p++, page++)
+        if (places[s] > 0) { /* its run's table is complete */
+            memcpy(r->page_ids + s * pages_max, r->page_ids + (s - 1) * pages_max,
+                   (size_t)pages_max * 4);
+            continue;
+        }
+        for (int p = 0; p < pages_of(c, run_end(c, s)); p++, page++)
             r->page_ids[s * pages_max + p] =
                 p < lowest_of(c, s) / c->page_tokens ? r->n_pages : page * step % r->n_pages;
     }
@@ -247,7 +291,9 @@ static void fill_pages(struct attn_run *r)
         int first = lowest_of(c, s) / (c->n_new[s] == 1 ? 1 : c->page_tokens) *
                     (c->n_new[s] == 1 ? 1 : c->page_tokens);
 
-        for (int p = first; p < c->kv_len[s] - (is_shared ? 0 : c->n_new[s]); p++) {
+        int end = is_shared ? c->kv_len[run_end(c, s)] : c->kv_len[s] - c->n_new[s];
+
+        for (int p = first; p < end && places[s] == 0; p++) {
             int32_t page = r->page_ids[s * r->host.pages_max + p / c->page_tokens];
 
             for (int h = 0; h < 2 * c->n_kv_heads * c->head_dim; h++) {
@@ -335,14 +381,17 @@ static void upload(struct attn_run *r)
 /* Whether they may, so that it makes a difference. */
 static int is_short(const struct attn_case *c)
 {
-    int n_decodes = 0;
+    int n_decodes = 0, group = c->n_heads / c->n_kv_heads, together = 1;
+
+    if (has_runs && group <= 8)
+        together = group <= 4 ? 4 : 16 / group;
 
     for (int s = 0; s < c->n_seqs; s++) {
         n_decodes += c->n_new[s] == 1;
         if (c->kv_len[s] > K_ATTN_SHORT)
             return 0;
     }
-    return n_decodes > 0 && n_decodes * c->n_kv_heads <= 16;
+    return n_decodes > 0 && n_decodes * c->n_kv_heads <= 16 * together;
 }
 
 static void plan(struct attn_run *r)
@@ -361,6 +410,7 @@ static void plan(struct attn_run *r)
     p->is_short = promises_short;
     /* Steps of decodes alone need no list. */
     p->decode_seqs = p->n_tiles == 0 ? NULL : gpu_array(decode_seqs, sizeof decode_seqs);
+    p->places = has_runs ? gpu_array(places, sizeof places) : NULL;
     p->tile_seqs = gpu_array(tiles, sizeof tiles);
     p->tile_starts = gpu_array(starts, sizeof starts);
     p->schedule = gpu_array(NULL, k_attn_schedule_bytes(p->n_decodes));
@@ -468,6 +518,7 @@ static void check_alone(struct attn_run *r, const float *got)
         gpu_must(gpu->ops->upload(gpu, list, &s, 4));
         alone.decode_seqs = list;
         alone.n_decodes = 1;
+        alone.places = NULL;
         alone.n_tiles = 0;
         schedule(r, &alone);
         all = attend(r, r->dev_qkv, &alone);
@@ -561,7 +612,9 @@ static void check_fused(const struct attn_case *c)
     char *pages[2] = {malloc(bytes), malloc(bytes)};
     float *out[3];
 
-    if (!k_attn_rotates(&r->dev_rotary, &r->dev_kv)) {
+    /* Decodes of a run that are not joined read each other's keys. */
+    if (!k_attn_rotates(&r->dev_rotary, &r->dev_kv) ||
+        (has_runs && !k_attn_joins(&r->plan, &r->dev_kv, c->n_heads))) {
         run_close(r), free(pages[0]), free(pages[1]);
         return;
     }
@@ -589,8 +642,42 @@ static bool is_too_large(int head_dim)
     return (k_is_portable() || cap > 0.0f) && head_dim > K_HEAD_DIM_PORTABLE;
 }
 
+static void check_runs(int head_dim)
+{
+    has_runs = 1;
+    for (size_t i = 0; i < sizeof verified / sizeof verified[0]; i++) {
+        struct attn_case c = {.n_heads = verified[i].n_heads,
+                              .n_kv_heads = verified[i].n_kv_heads,
+                              .head_dim = verified[i].head_dim,
+                              .page_tokens = verified[i].page_tokens,
+                              .type = verified[i].type};
+
+        for (const int(*run)[2] = verified[i].runs; (*run)[0] > 0; run++) {
+            for (int j = 0; j < (*run)[0]; j++, c.n_seqs++) {
+                c.kv_len[c.n_seqs] = (*run)[1] + j;
+                c.n_new[c.n_seqs] = 1;
+                places[c.n_seqs] = j;
+            }
+        }
+        if ((head_dim != 0 && c.head_dim != head_dim) || is_too_large(c.head_dim))
+            continue;
+        for (promises_short = 0; promises_short <= is_short(&c); promises_short++) {
+            if (!gpu_has_turn())
+                continue;
+            check_case(&c);
+            check_fused(&c);
+        }
+    }
+    memset(places, 0, sizeof places);
+    has_runs = 0;
+}
+
 static void check_cases(int head_dim)
 {
+    check_runs(head_dim);
+    if (only_runs)
+        return;
+
     for (size_t i = 0; i < sizeof mixed / sizeof mixed[0]; i++) {
         if (is_too_large(mixed[i].head_dim))
             continue;
@@ -600,14 +687,11 @@ static void check_cases(int head_dim)
         }
     }
     for (size_t i = 0; i < sizeof decodes / sizeof decodes[0]; i++) {
-        struct attn_case c = {decodes[i].n_heads,
-                              decodes[i].n_kv_heads,
-                              decodes[i].head_dim,
-                              decodes[i].page_tokens,
-                              decodes[i].type,
-                              0,
-                              {0},
-                              {0}};
+        struct attn_case c = {.n_heads = decodes[i].n_heads,
+                              .n_kv_heads = decodes[i].n_kv_heads,
+                              .head_dim = decodes[i].head_dim,
+                              .page_tokens = decodes[i].page_tokens,
+                              .type = decodes[i].type};
 
         for (; c.n_seqs < (int)decodes[i].n_seqs; c.n_seqs++) {
             c.kv_len[c.n_seqs] = decodes[i].kv_len[c.n_seqs];
@@ -624,10 +708,11 @@ static void check_cases(int head_dim)
     }
 }
 
-/* test_attn [HEAD_DIM]: all cases, or those of one head size. */
+/* test_attn [HEAD_DIM [runs]]: all cases, or those of one head size (0: of all), or of runs. */
 int main(int argc, char **argv)
 {
     gpu_open();
+    only_runs = argc > 2;
     for (size_t i = 0; i < sizeof windows / sizeof windows[0]; i++) {
         window = windows[i];
         for (has_norms = 0; has_norms <= 1; has_norms++)
