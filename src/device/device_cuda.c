@@ -536,9 +536,12 @@ static void cuda_rope_kv(struct device *d, void *qkv, const struct k_kv *kv,
      * with the pages of earlier steps, while the product before it still runs. */
     gpu->plan.overlap = k_attn_is_brief(&gpu->plan, kv, n_heads) || cuda_schedule(gpu, kv, n_heads);
     /* If all sequences are decodes, the attention kernel rotates by itself and saves a launch.
-     * Tokens of a chunk read keys of tokens before them, so those are written first. */
-    gpu->plan.rotary =
-        gpu->plan.n_tiles == 0 && !gpu->has_chunks && k_attn_rotates(r, kv) ? r : NULL;
+     * Tokens of a chunk read keys of tokens before them, so those are written first, but for runs
+     * whose keys are read once. */
+    gpu->plan.rotary = NULL;
+    if (gpu->plan.n_tiles == 0 && k_attn_rotates(r, kv) &&
+        (!gpu->has_chunks || (gpu->has_whole_runs && k_attn_joins(&gpu->plan, kv, n_heads))))
+        gpu->plan.rotary = r;
     if (gpu->plan.rotary == NULL)
         cuda_keep(gpu, k_rope_kv(qkv, kv, &tokens, r, n_heads, gpu->stream), "rope_kv");
 }

@@ -23,6 +23,7 @@
 struct step_arrays {
     int32_t *ids, *seq, *pos, *seq_start, *kv_len;
     int32_t *row_tokens, *decode_seqs;
+    int32_t *run_places; /* of a recorded step, as k_attn_plan.places */
     int32_t *tile_seqs[CUDA_LISTS_MAX], *tile_starts[CUDA_LISTS_MAX];
     int32_t *picked;                /* where limits.picks is set */
     struct k_adapt_rows adapted[2]; /* of tokens, and of sampled rows, where there are adapters */
@@ -172,9 +173,10 @@ struct cuda {
         bool is_fresh; /* the last keys are of the launch in front of attention */
         float scale;
     } latent;
-    bool has_chunks; /* sequences with several tokens: keys are written before attention */
-    /* [has adapters, or is a variant][has_chunks][is_short][bucket] */
-    struct step_graph graphs[2][2][2][CUDA_GRAPHS_MAX];
+    bool has_chunks;     /* sequences with several tokens: keys are written before attention */
+    bool has_whole_runs; /* recorded, and all tokens of each of these are neighbours: a run */
+    /* [has adapters, or is a variant][has_chunks, 2: has_whole_runs][is_short][bucket] */
+    struct step_graph graphs[2][3][2][CUDA_GRAPHS_MAX];
     int bucket;                        /* bucket of the current step; -1: it cannot be recorded */
     bool is_recording;                 /* the stream is being captured */
     struct device_extras extras;       /* on the device */

@@ -11,9 +11,9 @@
  * Steps of few tokens (decodes, and the rest of a prompt after a cached prefix) are padded to a
  * bucket and recorded as a CUDA graph up to their logits; such steps differ only in the content of
  * the mirrors. In them each token is a sequence of its own, sampled ones first, so that the logits
- * of a row are at the row's own number. Padding sequences have no keys, and their rows are never
- * read. Sampling is enqueued after the graph; its inputs from the host, except for parameters, are
- * copied while the graph runs. */
+ * of a row are at the row's own number; attention is told which of them are runs of one sequence.
+ * Padding sequences have no keys, and their rows are never read. Sampling is enqueued after the
+ * graph; its inputs from the host, except for parameters, are copied while the graph runs. */
 #include "config.h"
 
 #include "device/parts_cuda.h"
@@ -26,7 +26,7 @@
 #include "base/must.h"
 
 #define ALIGN      256
-#define SPREAD_MAX 8 /* tokens of a sequence in a recorded step: each reads all keys before it */
+#define SPREAD_MAX K_RUN_MAX /* tokens of a sequence in a recorded step */
 #define HISTORY_MAX \
     ((size_t)2 << 20) /* tokens of histories copied at a time: pinning more would
                        * be slow */
@@ -73,6 +73,7 @@ static struct step_arrays step_lay_out(const struct cuda *c, char *base, int n_t
     arrays.kv_len = step_lay_array(base, &at, seqs, 4);
     arrays.row_tokens = step_lay_array(base, &at, rows, 4);
     arrays.decode_seqs = step_lay_array(base, &at, seqs, 4);
+    arrays.run_places = step_lay_array(base, &at, seqs, 4);
     for (int i = 0; i < c->n_lists; i++) {
         arrays.tile_seqs[i] = step_lay_array(base, &at, tokens, 4);
         arrays.tile_starts[i] = step_lay_array(base, &at, tokens, 4);
@@ -207,6 +208,20 @@ static void step_spread_tokens(const struct cuda *c, const struct step_arrays *a
     a->seq_start[tokens->n_tokens] = tokens->n_tokens;
 }
 
+/* The runs of a recorded step: neighbours that are one sequence at consecutive positions. */
+static void step_find_runs(const struct cuda *c, const struct step_arrays *a,
+                           const struct device_batch *b)
+{
+    const struct k_tokens *tokens = &b->tokens;
+
+    for (int k = 0; k < tokens->n_tokens; k++) {
+        int at = c->places[k];
+        bool follows = k > 0 && tokens->seq[k] == tokens->seq[k - 1] && c->places[k - 1] == at - 1;
+
+        a->run_places[at] = follows ? a->run_places[at - 1] + 1 : 0;
+    }
+}
+
 /* Append padding: sequences n .. n_padded - 1 have one token and no keys. */
 static void step_pad_tokens(const struct cuda *c, const struct step_arrays *a, int n, int n_padded)
 {
@@ -216,6 +231,7 @@ static void step_pad_tokens(const struct cuda *c, const struct step_arrays *a, i
         a->pos[i] = 0;
         a->seq_start[i + 1] = i + 1;
         a->kv_len[i] = 0;
+        a->run_places[i] = 0;
         a->row_tokens[i] = i;
         if (c->adapt.is_active)
             c->adapt.slots[i] = -1;
@@ -384,6 +400,7 @@ static void step_point_kernels(struct cuda *c)
         c->tokens.n_seqs = d->step_rows;
         c->plan.decode_seqs = NULL;
     }
+    c->plan.places = c->bucket >= 0 && c->has_chunks ? c->arrays.run_places : NULL;
     c->plan.is_short = c->is_short;
     c->plan.work = c->attn_work;
     for (int i = 0; i < d->limits.n_shapes; i++)
@@ -421,6 +438,7 @@ int step_begin(struct device *d, const struct device_batch *b)
         step_plan_attention(gpu, &arrays, tokens);
     } else {
         step_spread_tokens(gpu, &arrays, slot, b);
+        step_find_runs(gpu, &arrays, b);
         d->step_tokens = d->step_rows = step_bucket_rows(gpu, bucket);
         slot->n_seqs = tokens->n_tokens;
         step_pad_tokens(gpu, &arrays, tokens->n_tokens, d->step_rows);
@@ -440,6 +458,7 @@ int step_begin(struct device *d, const struct device_batch *b)
     slot->is_marked = false;
     gpu->is_short = n_pages * d->limits.page_tokens <= K_ATTN_SHORT;
     gpu->has_chunks = tokens->n_tokens != tokens->n_seqs;
+    gpu->has_whole_runs = bucket >= 0 && gpu->has_chunks && tokens->n_tokens == b->n_rows;
     gpu->bucket = bucket;
     gpu->n_begun++;
     gpu->arrays = step_lay_out(gpu, gpu->mirror, n_tokens, n_seqs, n_rows);
@@ -452,13 +471,15 @@ int step_begin(struct device *d, const struct device_batch *b)
         "marking a step");
 }
 
-/* Attention of chunks and of short contexts are different kernels, and products with adapters have
- * further ones, so each has graphs of its own. */
+/* Attention of chunks, of runs and of short contexts are different kernels, and products with
+ * adapters have further ones, so each has graphs of its own. */
 static struct step_graph *step_graph_of(struct cuda *c)
 {
     bool other = c->adapt.is_active || c->batch->is_variant;
 
-    return &c->graphs[other][c->has_chunks][c->is_short][c->bucket];
+    int chunks = c->has_whole_runs ? 2 : c->has_chunks ? 1 : 0;
+
+    return &c->graphs[other][chunks][c->is_short][c->bucket];
 }
 
 /* The end of a step with samples is marked after sampling instead. */
@@ -515,7 +536,9 @@ void step_launch(struct device *d)
     if (rc != ERR_OK)
         return;
     log_debug("device: recorded steps of %d tokens%s", step_bucket_rows(gpu, gpu->bucket),
-              gpu->has_chunks ? ", chunks among them" : "");
+              gpu->has_whole_runs ? ", runs among them"
+              : gpu->has_chunks   ? ", chunks among them"
+                                  : "");
     step_play_graph(gpu, recorded);
 }
 
@@ -816,10 +839,10 @@ int step_reserve(struct cuda *c)
 /* Graphs are destroyed before the memory that they contain pointers to. */
 void step_close(struct cuda *c)
 {
-    for (int i = 0; i < 8 * CUDA_GRAPHS_MAX; i++) {
+    for (int i = 0; i < 12 * CUDA_GRAPHS_MAX; i++) {
         int kind = i / CUDA_GRAPHS_MAX;
         struct step_graph *recorded =
-            &c->graphs[kind / 4][kind / 2 % 2][kind % 2][i % CUDA_GRAPHS_MAX];
+            &c->graphs[kind / 6][kind / 2 % 3][kind % 2][i % CUDA_GRAPHS_MAX];
 
         if (recorded->exec != NULL)
             (void)cudaGraphExecDestroy(recorded->exec); /* errors are ignored at the end */

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Goal: wrong drafts leave no trace in states. Method: a text is computed token by token, and again
- * in steps with right and wrong drafts as the engine makes them: the states are copied before each
- * step, and if a draft is wrong the copy takes their place and the next step computes the right
- * tokens again. All rows that count are those of the first way: equal on the cpu device; near with
+ * Goal: wrong drafts leave no trace, in states and in pages of keys. Method: a text is computed
+ * token by token, and again in steps with right and wrong drafts as the engine makes them: the
+ * states are copied before each step, and if a draft is wrong the copy takes their place and the
+ * next step computes the right tokens again. On a GPU, steps without states are recorded and have
+ * runs. All rows that count are those of the first way: equal on the cpu device; near with
  * QUIRE_TEST_DEVICE=cuda, where chunks are computed in another order. */
 #include <math.h>
 
@@ -20,8 +21,10 @@
 #define ERROR_CUDA 8e-2 /* as test_golden.c allows; without the copies it is mostly some 1 */
 
 static const char *const folders[] = {
-    "toy-states",         "families/qwen3.5",   "families/qwen3-next", "families/nemotron-h",
-    "families/granite-h", "families/falcon-h1", "families/lfm2",       "families/kimi-linear"};
+    "toy-states",          "families/qwen3.5",     "families/qwen3-next",
+    "families/nemotron-h", "families/granite-h",   "families/falcon-h1",
+    "families/lfm2",       "families/kimi-linear", "qwen3",
+    "families/voxtral"};
 
 static struct run run;
 static struct run_seq plain, drafted;
