@@ -22,6 +22,7 @@
 #include "base/mem.h"
 #include "ipc/attach.h"
 #include "ipc/lane.h"
+#include "ipc/wire_held.h"
 #include "tests/bench/mock.h"
 
 #define MOCK_LANES       4
@@ -285,7 +286,7 @@ static void mock_run(struct mock *m)
 
 static int mock_open(struct mock *m, char **argv)
 {
-    struct wire_stats *stats;
+    struct wire_page *page;
     int fd = open(argv[2], O_RDWR | O_CREAT | O_CLOEXEC, 0600);
 
     m->listener.who = "mock";
@@ -296,15 +297,15 @@ static int mock_open(struct mock *m, char **argv)
         m->lanes[i].control_fd = -1;
     m->stats_fd = memfd_create("mock-stats", MFD_CLOEXEC);
     if (fd == -1 || ftruncate(fd, sizeof *m->times) == -1 || m->stats_fd == -1 ||
-        ftruncate(m->stats_fd, sizeof *stats) == -1 || m->n_words == 0)
+        ftruncate(m->stats_fd, sizeof *page) == -1 || m->n_words == 0)
         return ERR_IO;
     m->times = mmap(NULL, sizeof *m->times, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    stats = mmap(NULL, sizeof *stats, PROT_READ | PROT_WRITE, MAP_SHARED, m->stats_fd, 0);
+    page = mmap(NULL, sizeof *page, PROT_READ | PROT_WRITE, MAP_SHARED, m->stats_fd, 0);
     (void)close(fd);
-    if (m->times == MAP_FAILED || stats == MAP_FAILED)
+    if (m->times == MAP_FAILED || page == MAP_FAILED)
         return ERR_NO_MEMORY;
-    stats->magic = WIRE_MAGIC;
-    stats->layout = wire_layout();
+    page->stats.magic = WIRE_MAGIC;
+    page->stats.layout = wire_layout();
     return attach_listen(argv[1], &m->listener.fd);
 }
 

@@ -12,6 +12,7 @@
 
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -56,11 +57,16 @@ static int link_slots(struct link *l)
     return ERR_OK;
 }
 
-/* Map the engine's page, read-only. NULL: it cannot be mapped, or is of another build. */
+/* Map the engine's page, read-only. NULL: it cannot be mapped, or is of another build. To read
+ * behind the end of its file would be a signal's death. */
 static const struct wire_page *link_map_page(int fd)
 {
-    const struct wire_page *page = mmap(NULL, sizeof *page, PROT_READ, MAP_SHARED, fd, 0);
+    const struct wire_page *page;
+    struct stat st;
 
+    if (fstat(fd, &st) == -1 || st.st_size < (off_t)sizeof *page)
+        return NULL;
+    page = mmap(NULL, sizeof *page, PROT_READ, MAP_SHARED, fd, 0);
     if (page == MAP_FAILED)
         return NULL;
     if (page->stats.magic != WIRE_MAGIC || page->stats.layout != wire_layout()) {

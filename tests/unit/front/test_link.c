@@ -22,7 +22,7 @@
 #define PLENTY      1000000u
 
 /* What is wrong with an engine that answers. */
-enum flaw { FLAW_NONE, FLAW_FULL, FLAW_FOREIGN, FLAW_STATS, FLAW_LANE };
+enum flaw { FLAW_NONE, FLAW_FULL, FLAW_FOREIGN, FLAW_STATS, FLAW_SHORT, FLAW_LANE };
 
 struct world {
     struct link link;
@@ -73,6 +73,8 @@ static void *engine_greet(void *context)
     must_ok(lane_create(&w->lane, &fds[ATTACH_LANE], w->n_slots, ARENA_BYTES, 1, 0));
     welcome.lane_bytes = w->lane.lane_bytes - (w->flaw == FLAW_LANE ? WIRE_LINE : 0);
     w->stats->layout = wire_layout() + (w->flaw == FLAW_STATS);
+    must_ok(ftruncate(w->stats_fd,
+                      w->flaw == FLAW_SHORT ? (off_t)sizeof *w->stats : (off_t)sizeof *w->page));
     must_ok(attach_send_welcome(w->control_fd, &welcome, fds));
     (void)close(fds[ATTACH_LANE]);
     return NULL;
@@ -715,6 +717,7 @@ int main(void)
     test_unusable(FLAW_FULL, "no lane is free");
     test_unusable(FLAW_FOREIGN, "another build");
     test_unusable(FLAW_STATS, "another build's statistics");
+    test_unusable(FLAW_SHORT, "a page that ends early");
     test_unusable(FLAW_LANE, "a lane of another size");
     test_lost();
     return tap_done();
