@@ -3,7 +3,7 @@
 
     tests/bench/serve_peer.py BUILD-FOLDER GUIDELLM [--model FOLDER] [--streams 2] [--rate 4]
                               [--requests 60] [--rounds 5] [--input 48] [--output 64]
-                              [--loads streams,rate] [serve's options]
+                              [--loads streams,rate] [--mock MILLISECONDS] [serve's options]
 
 GUIDELLM is that program, such as venv/bin/guidellm after `venv/bin/pip install guidellm`. Starts
 `quire serve` with the demo model, then lets both send prompts of one kind at the same time, so that they
@@ -12,15 +12,22 @@ Poisson process. Of guidellm, which starts slowly, the requests count that fall 
 line per measure: the medians over all requests of all rounds, in ms. ITL is the mean time between the
 tokens of a request (guidellm's inter_token_latency, vLLM's TPOT); E2E ends with the last token.
 
+With --mock the engine is one that plays a token to all requests each so many milliseconds
+(mock_engine.c) behind nginx and two fronts, so its times do not depend on the load: then each load
+generator has it alone, one after the other, at an even rate.
+
 With fixed streams the next request of a client comes at once after an answer, thus at the end of a step,
 or later, as the client is quick or slow; so the times of first tokens differ. At a rate they do not depend
 on the client."""
 
 import argparse
+import importlib.machinery
+import importlib.util
 import json
 import os
 import random
 import re
+import signal
 import statistics
 import subprocess
 import sys
@@ -37,6 +44,7 @@ parser.add_argument("--model", default=os.path.join(TOP, "tools", "demo-model", 
 for name, preset in (("streams", 2), ("rate", 4), ("requests", 60), ("rounds", 5), ("input", 48), ("output", 64)):
     parser.add_argument("--" + name, type=float if name == "rate" else int, default=preset)
 parser.add_argument("--loads", default="streams,rate")
+parser.add_argument("--mock", type=float, default=0)
 args, more = parser.parse_known_args()
 quire = os.path.join(args.build, "quire")
 
@@ -50,24 +58,26 @@ def write_prompts(path):
                                 "output_tokens_count": args.output}) + "\n")
 
 
-def guidellm(url, prompts, out, load):
-    """Begin a run of it."""
+def guidellm(url, prompts, out, load, n, key=None):
+    """Begin a run of n requests."""
     return subprocess.Popen(
         [args.guidellm, "run", "--backend",
-         "kind=openai_http,target=%s,model=demo,request_format=/v1/completions" % url.removesuffix("/v1"),
+         "kind=openai_http,target=%s,model=demo,request_format=/v1/completions" % url.removesuffix("/v1") +
+         (",api_key=" + key if key else ""),
          "--profile", "kind=concurrent,streams=%d" % args.streams if load == "streams" else
-         "kind=poisson,rate=%g" % args.rate, "--constraint", "kind=max_requests,count=%d" % (2 * args.requests),
+         "kind=%s,rate=%g" % ("constant" if args.mock else "poisson", args.rate),
+         "--constraint", "kind=max_requests,count=%d" % n,
          "--tokenizer", "kind=huggingface_auto,model=" + args.model, "--data", "kind=json_file,path=" + prompts,
          "--output", "kind=json,path=" + out, "--disable-progress"],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
 
 
-def quire_bench(url, prompts, out, load):
+def quire_bench(url, prompts, out, load, key=None):
     subprocess.run(
         [quire, "bench", "serve", "--base-url", url, "--dataset-name", "custom", "--dataset-path", prompts,
          "--num-prompts", str(args.requests), "--ignore-eos", "--save-detailed", "--result", out, *(
              ["--max-concurrency", str(args.streams)] if load == "streams" else
-             ["--request-rate", str(args.rate)])],
+             ["--request-rate", str(args.rate)]), *(["--burstiness", "1e6", "--api-key", key] if key else [])],
         check=True, stdout=subprocess.DEVNULL, timeout=600)
 
 
@@ -102,7 +112,7 @@ def n_prompts(url):
 def one_round(url, folder, load):
     prompts, ours, theirs = (os.path.join(folder, x) for x in ("prompts.jsonl", "ours.json", "theirs.json"))
     before = n_prompts(url)
-    other = guidellm(url, prompts, theirs, load)
+    other = guidellm(url, prompts, theirs, load, 2 * args.requests)
     while n_prompts(url) == before:
         if other.poll() is not None:
             sys.exit(other.stdout.read())
@@ -116,10 +126,37 @@ def one_round(url, folder, load):
     return mine, [x for x in of_guidellm(theirs) if begin <= x[0] <= end]
 
 
-def compare(url, folder, load):
+def play():
+    """A server whose engine plays tokens: it, its URL and a key."""
+    path = os.path.join(TOP, "tests", "bench", "fronts")
+    loader = importlib.machinery.SourceFileLoader("fronts", path)
+    fronts = importlib.util.module_from_spec(importlib.util.spec_from_loader("fronts", loader))
+    loader.exec_module(fronts)
+    bench = fronts.Bench(os.path.abspath(args.build))
+    with open(bench.path("nginx.conf"), "r+") as f:  # its port without TLS
+        text = f.read().replace(" ssl http2", "")
+        f.seek(0), f.truncate(), f.write(text)
+    os.kill(bench.nginx.pid, signal.SIGHUP)
+    with open(bench.times.name, "r+b") as f:
+        f.write(int(args.mock * 1000).to_bytes(8, "little"))
+    time.sleep(1)
+    return bench, "http://127.0.0.1:%d/v1" % bench.port, fronts.harness.key(0)
+
+
+def one_after_other(url, key, folder, load):
+    prompts, ours, theirs = (os.path.join(folder, x) for x in ("prompts.jsonl", "ours.json", "theirs.json"))
+    quire_bench(url, prompts, ours, load, key)
+    other = guidellm(url, prompts, theirs, load, args.requests, key)
+    said = other.communicate(timeout=600)[0]
+    if other.returncode != 0:
+        sys.exit(said)
+    return of_quire(ours), of_guidellm(theirs)
+
+
+def compare(url, folder, load, key=None):
     mine, others = [], []
     for _ in range(args.rounds):
-        found = one_round(url, folder, load)
+        found = one_after_other(url, key, folder, load) if key else one_round(url, folder, load)
         mine, others = mine + found[0], others + found[1]
     print("%s each, %d and %d requests" % ("%d streams" % args.streams if load == "streams" else
                                            "%g requests a second" % args.rate, len(mine), len(others)))
@@ -130,6 +167,12 @@ def compare(url, folder, load):
 
 with tempfile.TemporaryDirectory(prefix="quire-peer-") as folder:
     write_prompts(os.path.join(folder, "prompts.jsonl"))
+    if args.mock:
+        bench, url, key = play()
+        with bench:
+            for load in args.loads.split(","):
+                compare(url, folder, load, key)
+        sys.exit(0)
     with open(os.path.join(folder, "log"), "w") as log:
         server = subprocess.Popen([quire, "serve", args.model, "--port=0", "--served-model-name=demo",
                                    "--no-enable-prefix-caching", *more],  # whoever asks first has no disadvantage
