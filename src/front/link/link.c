@@ -57,8 +57,8 @@ static int link_slots(struct link *l)
     return ERR_OK;
 }
 
-/* Map the engine's page, read-only. NULL: it cannot be mapped, or is of another build. To read
- * behind the end of its file would be a signal's death. */
+/* Map the engine's page, read-only. NULL: it cannot be mapped, or is of another build. Its length
+ * is compared first, because a read behind the end of the file ends the process by SIGBUS. */
 static const struct wire_page *link_map_page(int fd)
 {
     const struct wire_page *page;
