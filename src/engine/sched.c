@@ -15,6 +15,10 @@
 #define SCHED_TRIES 4 /* sequences without pages that one plan tries: each try hashes the prompt */
 /* The least time of prompts in a step, as a share of that of its decodes. */
 #define SCHED_PROMPT_SHARE 0.25
+/* While few prompts wait, steps take this share of the target, so that each has some of them... */
+#define SCHED_CALM 0.5
+/* ...and longer ones if prompts would otherwise wait for more than so many targets. */
+#define SCHED_CLEAR 3.0
 /* However short the target, so many times the fixed part of a step is left for decodes. */
 #define SCHED_DECODE_MIN 2.0
 /* The least tokens of a chunk: fewer cost a step's kernels as much. */
@@ -419,6 +423,26 @@ static bool sched_may_overtake(const struct sched *s, const struct seq *seq,
            (!sched_is_long(s, seq) && seq->request.priority == blocked->request.priority);
 }
 
+/* How long a step with these decodes may take so that the prompts that are known now are computed
+ * within SCHED_CLEAR targets: prompts have the same part of each step as of that time. A step of
+ * SCHED_CALM of the target is always allowed, one longer than the target never. */
+static double sched_calm_us(const struct sched *s, double decodes_us, double target_us)
+{
+    struct cost_step more = s->load;
+    int64_t n = s->n_todo, most = s->limits.max_num_batched_tokens;
+    double clear_us = SCHED_CLEAR * target_us, prompts_us;
+
+    if (n <= 0)
+        return target_us;
+    cost_add(s->limits.cost, &more, 0, (int)(n < most ? n : most), 1);
+    prompts_us = cost_us(s->limits.cost, &more) - decodes_us;
+    prompts_us *= fmax(1.0, (double)n / (double)most);
+    if (prompts_us >= clear_us)
+        return target_us;
+    return fmax(SCHED_CALM * target_us,
+                fmin(target_us, decodes_us * clear_us / (clear_us - prompts_us)));
+}
+
 /* The decodes are planned: what they leave of the target is for prompts, at least their share. */
 static void sched_limit(struct sched *s, double target_us)
 {
@@ -427,7 +451,8 @@ static void sched_limit(struct sched *s, double target_us)
     if (target_us <= 0.0)
         return;
     decodes_us = cost_us(s->limits.cost, &s->load);
-    s->limit_us = fmax(target_us, decodes_us * (1.0 + SCHED_PROMPT_SHARE));
+    s->limit_us = fmax(sched_calm_us(s, decodes_us, target_us),
+                       decodes_us * (1.0 + SCHED_PROMPT_SHARE));
     s->decode_max_us = fmax(target_us / (1.0 + SCHED_PROMPT_SHARE),
                             SCHED_DECODE_MIN * cost_us(s->limits.cost, &(struct cost_step){0}));
 }

@@ -22,8 +22,10 @@
  * one prompt is finished before the next begins, so that many prompts at once are computed in
  * waves, and the first of them decode meanwhile. However long the decodes take, prompts get a share
  * of time beside them; and no sequence is admitted while the decodes alone would not leave that
- * share within the target. A long prompt leaves others what they need, up to half of a step's time
- * for prompts. While nothing decodes, steps are as long as their tokens allow.
+ * share within the target. While few prompts wait, a step is as long as it takes to compute them
+ * within three targets, half a target at least: the same work, spread evenly. A long prompt leaves
+ * others what they need, up to half of a step's time for prompts. While nothing decodes, steps are
+ * as long as their tokens allow.
  *
  * The plan's pages, evictions and copies are in tables.h. A cached prefix is used to the token, not
  * to the page: where a prompt diverges inside a cached page, a copy of that page serves its first

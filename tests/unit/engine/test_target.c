@@ -306,6 +306,21 @@ static void test_closed(const char *name, const struct steps_device *device, enu
     ok(even.error90 < 0.10, "90%% of its steps are foretold within %.1f%%", 100.0 * even.error90);
 }
 
+/* With few prompts at a time their tokens are spread over the steps instead of filling some of them
+ * up to the target, and that costs nothing. */
+static void test_calm(const char *name, const struct steps_device *device)
+{
+    struct outcome free = sim_closed(device, WORK_CHATS, 0, 8192);
+    struct outcome even = sim_closed(device, WORK_CHATS, -1, 8192);
+
+    ok(even.p90 <= 20.0 && even.p99 <= 32.0,
+       "%s: ITL p90 %.1f and p99 %.1f ms; without a target %.1f and %.1f", name, even.p90, even.p99,
+       free.p90, free.p99);
+    ok(even.tok_s > 0.99 * free.tok_s && even.ttft50 < 120.0,
+       "at %.0f output tok/s, first tokens after %.0f ms (p50); without a target %.0f, %.0f",
+       even.tok_s, even.ttft50, free.tok_s, free.ttft50);
+}
+
 /* 256 prompts that come together: the first decode at the target while the others are computed. */
 static void test_burst(void)
 {
@@ -493,6 +508,8 @@ int main(void)
     test_closed("bf16, chats", &steps_h200_bf16, WORK_CHATS, 41.0);
     test_closed("fp8, 1024 in and 256 out", &steps_h200_fp8, WORK_1024_256, 41.0);
     test_closed("fp8, chats", &steps_h200_fp8, WORK_CHATS, 41.0);
+    test_calm("bf16, chats", &steps_h200_bf16);
+    test_calm("fp8, chats", &steps_h200_fp8);
     test_burst();
     test_share();
     test_admission();
