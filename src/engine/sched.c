@@ -451,8 +451,8 @@ static void sched_limit(struct sched *s, double target_us)
     if (target_us <= 0.0)
         return;
     decodes_us = cost_us(s->limits.cost, &s->load);
-    s->limit_us = fmax(sched_calm_us(s, decodes_us, target_us),
-                       decodes_us * (1.0 + SCHED_PROMPT_SHARE));
+    s->limit_us =
+        fmax(sched_calm_us(s, decodes_us, target_us), decodes_us * (1.0 + SCHED_PROMPT_SHARE));
     s->decode_max_us = fmax(target_us / (1.0 + SCHED_PROMPT_SHARE),
                             SCHED_DECODE_MIN * cost_us(s->limits.cost, &(struct cost_step){0}));
 }
