@@ -6,6 +6,7 @@
 
 #include "kernels/bytes.h"
 #include "kernels/choice.h"
+#include "kernels/gated.h"
 #include "kernels/packed_many.h"
 
 #if defined(HAVE_SM90) && defined(HAVE_PORTABLE)
@@ -109,6 +110,28 @@ int k_multiply_bytes(k_bf16 *y, int y_stride, const struct k_bytes *x, const str
         return k_multiply_bytes_sm90(y, y_stride, x, w, bias, n, n_sms, stream);
 #else
     (void)y, (void)y_stride, (void)x, (void)w, (void)bias, (void)n, (void)n_sms, (void)stream;
+#endif
+    return -1;
+}
+
+bool k_multiply_gated_takes(const struct k_matrix *w)
+{
+#ifdef HAVE_SM90
+    return !k_is_portable() && k_multiply_gated_takes_sm90(w);
+#else
+    (void)w;
+    return false;
+#endif
+}
+
+int k_multiply_gated(k_bf16 *y, const k_bf16 *x, const struct k_matrix *w, int n, int n_sms,
+                     k_stream stream)
+{
+#ifdef HAVE_SM90
+    if (!k_is_portable())
+        return k_multiply_gated_sm90(y, x, w, n, n_sms, stream);
+#else
+    (void)y, (void)x, (void)w, (void)n, (void)n_sms, (void)stream;
 #endif
     return -1;
 }

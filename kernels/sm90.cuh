@@ -125,6 +125,16 @@ static __device__ __forceinline__ void tensor_load_3d(void *to, const CUtensorMa
                  : "memory");
 }
 
+static __device__ __forceinline__ void tensor_load_4d(void *to, const CUtensorMap *map,
+                                                      uint64_t *full, int c0, int c1, int c2,
+                                                      int c3)
+{
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier"
+                 "::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(shared_addr(to)),
+                 "l"(map), "r"(shared_addr(full)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+                 : "memory");
+}
+
 /* A TMA copy of a 5-dimensional box; it reports its bytes to the barrier `full`. */
 static __device__ __forceinline__ void tensor_load_5d(void *to, const CUtensorMap *map,
                                                       uint64_t *full, int c0, int c3, int c4)

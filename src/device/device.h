@@ -440,6 +440,10 @@ struct device_ops {
     /* in [n][2 * ff_dim], out [n][ff_dim]; `to` as of rmsnorm(). */
     void (*silu_mul)(struct device *d, struct device_rows *out, const void *in, int ff_dim, int n,
                      const struct k_matrix *to);
+    /* matmul() without bias, then silu_mul(), in one: out [n][w->n_out / 2]. False: not with this
+     * matrix, or not so many rows; nothing is done then. NULL: never. */
+    bool (*gated)(struct device *d, struct device_rows *out, const struct device_rows *x,
+                  const struct k_matrix *w, int n, const struct k_matrix *to);
     /* in and out [n][width]; `to` as of attn(). */
     void (*activate)(struct device *d, void *out, const void *in, enum k_activation kind, int width,
                      int n, const struct k_matrix *to);

@@ -22,10 +22,12 @@
 #include "base/mem.h"
 #include "base/must.h"
 #include "device/gemm_table.h"
+#include "kernels/gated.h"
 
 #define WORKSPACE_BYTES ((size_t)32 << 20) /* NVIDIA's recommendation for Hopper */
 #define CONVERT_ELEMS   ((size_t)1 << 20)  /* weights that are converted at a time */
 #define ROWS_MULTIPLE   256                /* gemm_rows() rounds up to a divisor of it */
+#define GATED_ROWS_MIN  1024               /* below, the library and the gate are as fast */
 
 /* --- memory ---------------------------------------------------------------------------- */
 
@@ -599,6 +601,19 @@ static void cuda_silu_mul(struct device *d, struct device_rows *out, const void 
     cuda_quantise_kept(d, out, n, to);
 }
 
+/* Saves a pass over the product's output, and its writing. An adapter adds to that output. */
+static bool cuda_gated(struct device *d, struct device_rows *out, const struct device_rows *x,
+                       const struct k_matrix *w, int n, const struct k_matrix *to)
+{
+    struct cuda *gpu = cuda_of(d);
+
+    if (n < GATED_ROWS_MIN || adapt_is_due(gpu, w) || !k_multiply_gated_takes(w))
+        return false;
+    cuda_keep(gpu, k_multiply_gated(out->data, x->data, w, n, gpu->n_sms, gpu->stream), "gated");
+    cuda_quantise(d, out, n, to);
+    return true;
+}
+
 /* The residual of the sampled rows only. */
 static void cuda_gather_add(struct device *d, float *out, const float *x, const void *delta,
                             float scale)
@@ -822,6 +837,7 @@ static const struct device_ops cuda_ops = {
     .shut_attn = layers_shut_attn,
     .shut = layers_shut,
     .silu_mul = cuda_silu_mul,
+    .gated = cuda_gated,
     .activate = layers_activate,
     .norm = layers_norm,
     .norm_within = layers_norm_within,

@@ -431,6 +431,10 @@ void pass_gate(const struct pass *p, const struct ffn_plan *ffn, const struct k_
         pass_fused_run(p, product);
         return;
     }
+    if (ffn->activation == K_SILU && ffn->gate_by == 1.0f && bias == NULL &&
+        p->d->ops->gated != NULL &&
+        p->d->ops->gated(p->d, &acts->ff, &acts->normed, gate_up, p->n, reader))
+        return;
     p->d->ops->matmul(p->d, acts->ffn_in, &acts->normed, gate_up, bias, p->n);
     if (ffn->gate_by != 1.0f)
         p->d->ops->scale(p->d, acts->ffn_in, 2 * ffn->ff_dim, ffn->ff_dim, ffn->gate_by, p->n);

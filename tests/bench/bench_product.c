@@ -15,14 +15,16 @@
  * records with a scale of 16 bits for each 128 or 32 columns, nvfp4 and mxfp4 e2m1 in records with
  * a scale for each 16 or 32; for the library they become bf16 before each product; a line more is
  * cuBLASLt with matrices that are bf16. Above 64 rows the first line is k_multiply_many() bare, or
- * k_multiply() for each 64 rows, and there is no head; with w8a8, which is int8 otherwise, rows are
- * rounded to 8-bit whole numbers and multiplied as such.
+ * k_multiply() for each 64 rows, and there is no head; with bf16 the last line is the third, but
+ * with the gate in the product of gate and up (gated.h). With w8a8, which is int8 otherwise, rows
+ * are rounded to 8-bit whole numbers and multiplied as such.
  */
 #include <string.h>
 #include <time.h>
 
 #include "device/gemm_cuda.h"
 #include "kernels/bytes.h"
+#include "kernels/gated.h"
 #include "kernels/kernels.h"
 #include "kernels/packed_many.h"
 #include "tests/bench/cuda.h"
@@ -209,6 +211,19 @@ static void stepped(struct bench *b, int layer, int mat, int n)
     bench_must(rc, "a row operation");
 }
 
+/* The same with the gate in the product of gate and up. */
+static void gated(struct bench *b, int layer, int mat, int n)
+{
+    if (mat != MAT_GATE_UP) {
+        stepped(b, layer, mat, n);
+        return;
+    }
+    bench_must(k_add_rmsnorm(b->x, b->residual, b->ff, b->norm, 1e-5f, n, DIM, b->stream),
+               "a row operation");
+    bench_must(k_multiply_gated(b->ff, b->x, &b->w[layer % COPIES][mat], n, SMS, b->stream),
+               "a product");
+}
+
 /* The matrix as bytes that are looked at and nothing more. */
 static void read_only(struct bench *b, int layer, int mat, int n)
 {
@@ -393,14 +408,16 @@ int main(int argc, char **argv)
             fprintf(stderr, "bench_product: rows are 1 to %d\n", ROWS_ROOM);
             return 2;
         }
-        if (n > K_PRODUCT_ROWS_MAX ||
+        if ((n > K_PRODUCT_ROWS_MAX && !k_multiply_gated_takes(&b.w[0][MAT_GATE_UP])) ||
             (k_multiply_takes(&b.w[0][MAT_DOWN], n) && k_multiply_takes(&b.w[0][MAT_HEAD], n)))
             print(&b, "own", own, n);
         print(&b, "library", library, n);
         if (k_format_is_packed(&b.format))
             print(&b, "bf16", plain, n);
-        if (n <= K_PRODUCT_ROWS_MAX)
+        if (n <= K_PRODUCT_ROWS_MAX || k_multiply_gated_takes(&b.w[0][MAT_GATE_UP]))
             print(&b, "+ rows", stepped, n);
+        if (k_multiply_gated_takes(&b.w[0][MAT_GATE_UP]))
+            print(&b, "gated", gated, n);
     }
     gemm_close(b.gemm);
     return 0;
