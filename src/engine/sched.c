@@ -18,7 +18,7 @@
 /* While few prompts wait, steps take this share of the target, so that each has some of them... */
 #define SCHED_CALM 0.5
 /* ...and longer ones if prompts would otherwise wait for more than so many targets. */
-#define SCHED_CLEAR 3.0
+#define SCHED_CLEAR 6.0
 /* However short the target, so many times the fixed part of a step is left for decodes. */
 #define SCHED_DECODE_MIN 2.0
 /* The least tokens of a chunk: fewer cost a step's kernels as much. */

@@ -23,7 +23,7 @@
  * waves, and the first of them decode meanwhile. However long the decodes take, prompts get a share
  * of time beside them; and no sequence is admitted while the decodes alone would not leave that
  * share within the target. While few prompts wait, a step is as long as it takes to compute them
- * within three targets, half a target at least: the same work, spread evenly. A long prompt leaves
+ * within six targets, half a target at least: the same work, spread evenly. A long prompt leaves
  * others what they need, up to half of a step's time for prompts. While nothing decodes, steps are
  * as long as their tokens allow.
  *

@@ -316,7 +316,7 @@ static void test_calm(const char *name, const struct steps_device *device)
     ok(even.p90 <= 20.0 && even.p99 <= 32.0,
        "%s: ITL p90 %.1f and p99 %.1f ms; without a target %.1f and %.1f", name, even.p90, even.p99,
        free.p90, free.p99);
-    ok(even.tok_s > 0.99 * free.tok_s && even.ttft50 < 120.0,
+    ok(even.tok_s > 0.99 * free.tok_s && even.ttft50 < 160.0,
        "at %.0f output tok/s, first tokens after %.0f ms (p50); without a target %.0f, %.0f",
        even.tok_s, even.ttft50, free.tok_s, free.ttft50);
 }
