@@ -194,6 +194,14 @@ check "a stranger's pid is left alone" "$(kill -0 $! && echo alive)" alive
 kill $!
 check "what cannot start is said at once" "$(timeout 20 "$src/tools/run-local" start "$run" \
     --build "$build" --engine "--max-model-len none" 2>&1)" "*does not get ready*"
+# The shell starts nginx with QUIT ignored, and nginx takes a while to have its own way with it.
+mkdir "$run/slow"
+printf '#!/bin/sh\ncase "$*" in "-t "*) ;; *) sleep 1 ;; esac\nexec %s "$@"\n' \
+    "$(PATH=$PATH:/usr/sbin command -v nginx)" >"$run/slow/nginx"
+chmod +x "$run/slow/nginx"
+check "nor does an nginx stay that has not yet begun" "$(PATH=$run/slow:$PATH timeout 20 \
+    "$src/tools/run-local" start "$run" --build "$build" --engine "--max-model-len none" 2>&1)" \
+    "*does not get ready*"
 check "a folder without a model is refused" "$("$src/tools/run-local" start "$run" --build "$build" \
     --model /nonexistent 2>&1)" "*/nonexistent has no config.json*"
 check "a model's folder does not become the server's" "$("$src/tools/run-local" start \
