@@ -109,6 +109,15 @@ static __device__ __forceinline__ void fence_async(void)
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+/* Four 8 x 8 matrices of 16-bit elements to shared memory, transposed; lane l gives the address of
+ * row l % 8 of matrix l / 8. */
+static __device__ inline void store_turned(uint32_t at, const uint32_t (&m)[4])
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at),
+                 "r"(m[0]), "r"(m[1]), "r"(m[2]), "r"(m[3])
+                 : "memory");
+}
+
 /* --- tensor memory accelerator (TMA) ------------------------------------------------------ */
 
 static __device__ __forceinline__ void tensor_prefetch(const CUtensorMap *map)

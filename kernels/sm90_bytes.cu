@@ -239,15 +239,6 @@ static __device__ inline bytes_ends bytes_ends_of(const bytes_args &a, int row)
     return e;
 }
 
-/* Four 8 x 8 matrices of bfloat16 to shared memory, transposed; lane l gives the address of row
- * l % 8 of matrix l / 8. */
-static __device__ inline void bytes_store_turned(uint32_t at, const uint32_t (&m)[4])
-{
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at),
-                 "r"(m[0]), "r"(m[1]), "r"(m[2]), "r"(m[3])
-                 : "memory");
-}
-
 /* Put the outputs of CHUNK rows of x into shared memory [CHUNK][OUT_PITCH bytes]; c: their sums;
  * scales: of the rows. */
 static __device__ inline void bytes_stage_chunk(char *out, const bytes_ends &e, const int *c,
@@ -268,9 +259,9 @@ static __device__ inline void bytes_stage_chunk(char *out, const bytes_ends &e, 
             m[i] = pack_bf16(__fmaf_rn((float)own[0], e.scale[high] * scale.x, e.bias[high]),
                              __fmaf_rn((float)own[1], e.scale[high] * scale.y, e.bias[high]));
         }
-        bytes_store_turned(shared_addr(out + ((j + matrix / 2) * 8 + row) * OUT_PITCH + warp * 32 +
-                                       matrix % 2 * 16),
-                           m);
+        store_turned(shared_addr(out + ((j + matrix / 2) * 8 + row) * OUT_PITCH + warp * 32 +
+                                 matrix % 2 * 16),
+                     m);
     }
 }
 

@@ -458,15 +458,6 @@ static __device__ inline many_ends many_ends_of(const many_args &a, int low, int
     return e;
 }
 
-/* Four 8 x 8 matrices of bfloat16 to shared memory, transposed; lane l gives the address of row
- * l % 8 of matrix l / 8. */
-static __device__ inline void many_store_turned(uint32_t at, const uint32_t (&m)[4])
-{
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at),
-                 "r"(m[0]), "r"(m[1]), "r"(m[2]), "r"(m[3])
-                 : "memory");
-}
-
 /* Outputs of 16 routes, from 8 floats of each lane: of a gated product one matrix of 8 outputs for
  * each 8 routes, else two. */
 static __device__ inline uint32_t many_pack_rows(const many_args &a, const many_ends &e, float y0,
@@ -496,8 +487,7 @@ static __device__ inline void many_stage_chunk(char *out, const many_args &a, co
 
                 m[i] = many_pack_rows(a, e, f[0], f[1], f[2], f[3], false);
             }
-            many_store_turned(shared_addr(out + ((j + matrix) * 8 + row) * OUT_PITCH + warp * 16),
-                              m);
+            store_turned(shared_addr(out + ((j + matrix) * 8 + row) * OUT_PITCH + warp * 16), m);
         }
         return;
     }
@@ -511,9 +501,9 @@ static __device__ inline void many_stage_chunk(char *out, const many_args &a, co
 
             m[i] = many_pack_rows(a, e, f[0], f[1], f[2], f[3], i % 2 == 1);
         }
-        many_store_turned(shared_addr(out + ((j + matrix / 2) * 8 + row) * OUT_PITCH + warp * 32 +
-                                      matrix % 2 * 16),
-                          m);
+        store_turned(shared_addr(out + ((j + matrix / 2) * 8 + row) * OUT_PITCH + warp * 32 +
+                                 matrix % 2 * 16),
+                     m);
     }
 }
 

@@ -208,15 +208,6 @@ static __device__ __forceinline__ float gated_mix(float gate, float up)
     return __fdividef(gate, 1.0f + __expf(-gate)) * up;
 }
 
-/* Four 8 x 8 matrices of bfloat16 to shared memory, transposed; lane l gives the address of row
- * l % 8 of matrix l / 8. */
-static __device__ inline void gated_store_turned(uint32_t at, const uint32_t (&m)[4])
-{
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at),
-                 "r"(m[0]), "r"(m[1]), "r"(m[2]), "r"(m[3])
-                 : "memory");
-}
-
 /* Put the outputs of CHUNK rows of x into shared memory [CHUNK][OUT_PITCH bytes]; c: their sums. A
  * warp has 8 outputs. */
 static __device__ inline void gated_stage_chunk(char *out, const float *c)
@@ -233,8 +224,7 @@ static __device__ inline void gated_stage_chunk(char *out, const float *c)
 
             m[i] = pack_bf16(gated_mix(own[0], own[2]), gated_mix(own[1], own[3]));
         }
-        gated_store_turned(
-            shared_addr(out + ((j + lane / 8) * 8 + lane % 8) * OUT_PITCH + warp * 16), m);
+        store_turned(shared_addr(out + ((j + lane / 8) * 8 + lane % 8) * OUT_PITCH + warp * 16), m);
     }
 }
 

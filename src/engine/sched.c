@@ -424,8 +424,8 @@ static bool sched_may_overtake(const struct sched *s, const struct seq *seq,
 }
 
 /* How long a step with these decodes may take so that the prompts that are known now are computed
- * within SCHED_CLEAR targets: prompts have the same part of each step as of that time. A step of
- * SCHED_CALM of the target is always allowed, one longer than the target never. */
+ * within SCHED_CLEAR targets: of each step they take the share that they take of all that time. A
+ * step of SCHED_CALM of the target is always allowed, one longer than the target never. */
 static double sched_calm_us(const struct sched *s, double decodes_us, double target_us)
 {
     struct cost_step more = s->load;

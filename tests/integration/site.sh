@@ -194,7 +194,7 @@ check "a stranger's pid is left alone" "$(kill -0 $! && echo alive)" alive
 kill $!
 check "what cannot start is said at once" "$(timeout 20 "$src/tools/run-local" start "$run" \
     --build "$build" --engine "--max-model-len none" 2>&1)" "*does not get ready*"
-# The shell starts nginx with QUIT ignored, and nginx takes a while to have its own way with it.
+# The shell starts nginx with QUIT ignored, and nginx has a handler for it only later.
 mkdir "$run/slow"
 printf '#!/bin/sh\ncase "$*" in "-t "*) ;; *) sleep 1 ;; esac\nexec %s "$@"\n' \
     "$(PATH=$PATH:/usr/sbin command -v nginx)" >"$run/slow/nginx"
