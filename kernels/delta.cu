@@ -9,8 +9,8 @@
  * inputs are such that no block writes a row that another one reads (kernels.h).
  *
  * Sequences with several: the convolution, SiLU and lengths, by one warp per head of a token, into
- * float32 rows; chunks (delta_chunk.cu) or, by channel, token after token (delta_channel.cu); the
- * norm and the gate.
+ * float32 rows; chunks (delta_chunk.cu) or, few tokens and by channel, token after token
+ * (delta_serial.cu); the norm and the gate.
  *
  * Heads of other sizes than 128 take the same kernels with checks. */
 #include "config.h"
@@ -343,8 +343,7 @@ static __device__ inline void delta_keep_rows(const delta_args &a, int token, in
         to[i] = delta_keep_row(a, token, head, i);
 }
 
-/* A row of a.d.rows: q and k of their lengths, rounded for tensor cores unless factors are by
- * channel, and v. A warp has a head of a token; by channel others have the factors of one. */
+/* A row of a.d.rows: q and k of their lengths, rounded where tensor cores multiply them, and v. A warp has a head of a token; by channel others have the factors of one. */
 static __global__ void __launch_bounds__(32 * CONV_WARPS) delta_convolve_kernel(const delta_args a)
 {
     const struct k_delta_shape &s = a.d.shape;
@@ -352,6 +351,7 @@ static __global__ void __launch_bounds__(32 * CONV_WARPS) delta_convolve_kernel(
         lane = threadIdx.x % 32;
     int seq = a.t.seq[token], begin = a.t.seq_start[seq], n_heads = 2 * s.n_k_heads + s.n_v_heads;
     bool is_value = item >= 2 * s.n_k_heads, is_key = !is_value && item >= s.n_k_heads;
+    bool is_exact = s.by_channel || delta_is_few(a, seq);
     float x[4], squares = 0.0f, scale = 1.0f;
     delta_head h;
 
@@ -378,9 +378,9 @@ static __global__ void __launch_bounds__(32 * CONV_WARPS) delta_convolve_kernel(
 
         if (i < h.dim)
             a.d.rows[(size_t)token * k_delta_channels(&s) + h.channel + i] =
-                is_value       ? x[j]
-                : s.by_channel ? x[j] * scale
-                               : tf32_round(x[j] * scale);
+                is_value   ? x[j]
+                : is_exact ? x[j] * scale
+                           : tf32_round(x[j] * scale);
     }
 }
 
@@ -478,9 +478,11 @@ int k_delta_rule(void *out, bool is_half, const k_bf16 *in, const float *gates,
         return -1;
     if (t->n_tokens == t->n_seqs)
         return 0;
-    if (K_LAUNCH(delta_convolve_kernel, heads, 32 * CONV_WARPS, 0, stream, args) != 0 ||
-        (s->by_channel ? delta_launch_channels(args, stream) : delta_launch_chunks(args, stream)) !=
-            0)
+    if (K_LAUNCH(delta_convolve_kernel, heads, 32 * CONV_WARPS, 0, stream, args) != 0)
+        return -1;
+    if ((s->by_channel || t->lengths != K_LENGTHS_LONG) && delta_launch_serial(args, stream) != 0)
+        return -1;
+    if (!s->by_channel && t->lengths != K_LENGTHS_FEW && delta_launch_chunks(args, stream) != 0)
         return -1;
     return K_LAUNCH(delta_finish_kernel, values, 32 * CONV_WARPS, 0, stream, args);
 }

@@ -10,6 +10,7 @@
 #include "kernels/tf32.cuh"
 
 #define DELTA_DIM  K_DELTA_DIM_MAX
+#define DELTA_FEW  K_TOKENS_FEW
 #define LENGTH_EPS 1e-6f
 
 struct delta_args {
@@ -30,11 +31,11 @@ bool delta_sole_takes(const struct k_delta_shape *s, const struct k_state *state
 int delta_run_sole(const delta_args &a, k_stream stream);
 int delta_run_ranks(const delta_args &a, k_stream stream);
 
-/* The launchers of delta_chunk.cu and delta_channel.cu: sequences with several tokens, from the
- * rows that delta_convolve_kernel() has written; results replace v in them. The second one is for
- * factors by channel. */
+/* The launchers of delta_chunk.cu and delta_serial.cu: sequences with several tokens, from the
+ * rows that delta_convolve_kernel() has written; results replace v in them. The first one is for
+ * those that are not few, the second one for few, and by channel for all. */
 int delta_launch_chunks(const delta_args &a, k_stream stream);
-int delta_launch_channels(const delta_args &a, k_stream stream);
+int delta_launch_serial(const delta_args &a, k_stream stream);
 
 /* Rows of chunks [n_tokens][n_v_heads][K_DELTA_CHUNK], which lie before those of a.d.rows, because
  * they are in groups of four whatever the sizes of heads are. By channel factors of the matrices'
@@ -55,6 +56,12 @@ static __device__ inline float *delta_chunk_rows(const delta_args &a)
 static __device__ inline bool delta_is_chunk(const delta_args &a, int seq)
 {
     return a.t.kv_len[seq] > 0 && a.t.seq_start[seq + 1] - a.t.seq_start[seq] > 1;
+}
+
+/* Of those with several tokens. */
+static __device__ inline bool delta_is_few(const delta_args &a, int seq)
+{
+    return a.t.seq_start[seq + 1] - a.t.seq_start[seq] <= DELTA_FEW;
 }
 
 /* True if rows and heads lie in groups of four elements. */

@@ -78,7 +78,7 @@ static __device__ inline int delta_find_seq(const delta_args &a, int x, int *sha
         int first = a.t.seq_start[s] / CHUNK + s;
         int n = (a.t.seq_start[s + 1] - a.t.seq_start[s] + CHUNK - 1) / CHUNK;
 
-        if (x >= first && x < first + n && delta_is_chunk(a, s))
+        if (x >= first && x < first + n && delta_is_chunk(a, s) && !delta_is_few(a, s))
             *shared = s;
     }
     __syncthreads();
@@ -412,7 +412,7 @@ static __global__ void __launch_bounds__(THREADS, 2) delta_chunk_kernel(const de
     tf32_sums m[2][4] = {};
     bool is_old;
 
-    if (!delta_is_chunk(a, part.seq))
+    if (!delta_is_chunk(a, part.seq) || delta_is_few(a, part.seq))
         return;
     part.begin = a.t.seq_start[part.seq];
     part.end = a.t.seq_start[part.seq + 1];

@@ -56,6 +56,15 @@ struct k_matrix {
     const struct k_adapters *adapters; /* adapter.h; host memory; NULL: it has none */
 };
 
+#define K_TOKENS_FEW 8 /* of a sequence */
+
+/* What is known of the number of tokens of each sequence. With 0 kernels for both are launched; the
+ * choice between them is made for each sequence, and changes no bits. */
+enum k_lengths {
+    K_LENGTHS_FEW = 1, /* at most K_TOKENS_FEW */
+    K_LENGTHS_LONG,    /* 1, or more than that */
+};
+
 /* The tokens of a step. The tokens of all sequences are stored one after another; sequence s owns
  * tokens seq_start[s] .. seq_start[s + 1] - 1, the last ones of its kv_len[s]. */
 struct k_tokens {
@@ -70,6 +79,7 @@ struct k_tokens {
     int pages_max;
     int table_seqs; /* rows from one page table to the next (k_tokens_of()); operations do not read
                      * it */
+    int lengths;    /* enum k_lengths, or 0 */
 };
 
 /* t with the page table of a group of layers: int32

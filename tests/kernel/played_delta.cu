@@ -79,7 +79,7 @@ alignas(16) float delta_memory[32 * 1024];
 #undef WARPS
 #undef ROWS
 #undef COLUMNS
-#include "kernels/delta_channel.cu"
+#include "kernels/delta_serial.cu"
 #include "tests/kernel/played.h"
 
 /* Clusters are not played. */

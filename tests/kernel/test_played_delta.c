@@ -2,8 +2,8 @@
  *
  * Goal: the gated delta rule as the GPU does it, without one. Method: its kernels played on the
  * host (play_portable.h) against the reference, results and states: heads of 128, which are fetched
- * in groups of four, and odd ones; decodes of both forms, few and many, chunks of the form by
- * channel, a sequence that begins, a padding one; states in float32, and in bfloat16; gates as
+ * in groups of four, and odd ones; decodes of both forms, few and many, sequences of few tokens,
+ * chunks of the form by channel, a sequence that begins, a padding one; states in float32, and in bfloat16; gates as
  * products of a residual. Results are rounded to bfloat16 once. */
 #include <math.h>
 #include <stdlib.h>
@@ -26,9 +26,10 @@ static const struct k_delta_shape shapes[] = {{1, 2, 128, 128, 4, false},
                                               {2, 4, 33, 21, 3, true},
                                               {3, 3, 20, 20, 2, true}};
 
-/* A padding sequence, one that begins, one that goes on, a decode. */
-enum step { DECODES, CHUNKS, MANY };
-static const int32_t steps[][N_SEQS + 1] = {{0, 1, 2, 3, 4}, {0, 1, 38, 59, TOKENS}};
+/* A padding sequence, one that begins, one that goes on, a decode or one more of few tokens. */
+enum step { DECODES, FEW, CHUNKS, MANY };
+static const int32_t steps[][N_SEQS + 1] = {
+    {0, 1, 2, 3, 4}, {0, 3, 8, 16, 18}, {0, 1, 38, 59, TOKENS}};
 static const int32_t lens[N_SEQS] = {0, 37, 90, 500};
 
 static int32_t table[N_PAGES], seqs[TOKENS], positions[TOKENS], many[N_MANY + 1];
@@ -70,7 +71,7 @@ static struct k_tokens make_tokens(enum step step, int32_t *len)
         many[s + 1] = s + 1;
         len[s] = step == MANY ? s * 11 % 17 : lens[s];
         if (step != CHUNKS && s == 1)
-            len[s] = 1; /* it begins */
+            len[s] = starts[2] - starts[1]; /* it begins */
         for (int i = starts[s]; i < starts[s + 1]; i++) {
             seqs[i] = s;
             positions[i] = len[s] == 0 ? 0 : len[s] - starts[s + 1] + i;
@@ -85,7 +86,8 @@ static struct k_tokens make_tokens(enum step step, int32_t *len)
                              .page_ids = table,
                              .n_tokens = starts[n_seqs],
                              .n_seqs = n_seqs,
-                             .pages_max = PAGES_MAX};
+                             .pages_max = PAGES_MAX,
+                             .lengths = step == FEW ? K_LENGTHS_FEW : 0};
 }
 
 static struct k_delta make_case(struct delta_case *c, const struct k_delta_shape *s, int n_tokens,
@@ -183,7 +185,7 @@ static void check(const struct k_delta_shape *s, enum step step, bool is_bf16)
            s->n_v_heads, s->k_dim, s->v_dim, s->by_channel ? "by channel" : "by head", p.t.n_tokens,
            is_bf16 ? "bfloat16" : "float32");
     ok(played_delta(&p) == 0, "no lane waits in vain");
-    compare_results(&c, p.out, (size_t)k_delta_values(s));
+    compare_results(&c, p.out, (size_t)(p.t.seq_start[1] * k_delta_values(s)));
     compare_states(&c, n_pages, is_bf16);
     free(c.taps), free(c.a_log), free(c.bias), free(c.norm), free(c.in), free(c.gates), free(c.a);
     free(c.z), free(c.pages), free(c.want), free(c.norm_low), free(c.in_low), free(c.z_low);
@@ -228,7 +230,7 @@ int main(void)
 {
     values_seed = tap_seed(1);
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
-        for (int step = DECODES; step <= (shapes[i].by_channel ? CHUNKS : DECODES); step++) {
+        for (int step = DECODES; step <= (shapes[i].by_channel ? CHUNKS : FEW); step++) {
             check(&shapes[i], (enum step)step, false);
             check(&shapes[i], (enum step)step, true);
         }
