@@ -794,6 +794,8 @@ int k_attn_is_brief_sm90(const struct k_attn_plan *plan, const struct k_kv *kv, 
     int together =
         k_attn_joins_sm90(plan, kv, n_heads) ? decode_together(n_heads / kv->n_kv_heads) : 1;
 
+    if (k_attn_is_window_sm90(plan, kv, n_heads))
+        return 1;
     return is_short && decode_engine_reads(*kv, elem) && n_heads / kv->n_kv_heads <= 8 &&
            plan->n_decodes * kv->n_kv_heads <= BRIEF_ROWS * together;
 }
@@ -839,9 +841,12 @@ int k_attn_decode_sm90(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv,
     args.gates = plan->gates;
     args.scale = scale * LOG2_E;
     args.weight = 1.0f;
-    if (kv->type == K_BF16)
-        return decode_choose_d<K_BF16>(args, plan, stream);
-    args.scale *= kv->k_scale;
-    args.weight = kv->v_scale;
-    return decode_choose_d<K_E4M3>(args, plan, stream);
+    if (kv->type != K_BF16) {
+        args.scale *= kv->k_scale;
+        args.weight = kv->v_scale;
+    }
+    if (k_attn_is_window_sm90(plan, kv, n_heads))
+        return k_attn_window_sm90(&args, plan->overlap, stream);
+    return kv->type == K_BF16 ? decode_choose_d<K_BF16>(args, plan, stream)
+                              : decode_choose_d<K_E4M3>(args, plan, stream);
 }

@@ -8,6 +8,8 @@
 #include "kernels/adapter.h"
 #include "kernels/latent.h"
 
+struct decode_args; /* attn_decode_desk.cuh */
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -24,6 +26,9 @@ int k_multiply_portable(const struct k_product *p, int n, int n_sms, k_stream st
 int k_attn_joins_sm90(const struct k_attn_plan *plan, const struct k_kv *kv, int n_heads);
 int k_attn_is_brief_sm90(const struct k_attn_plan *plan, const struct k_kv *kv, int n_heads);
 int k_attn_rotates_sm90(const struct k_rotary *r, const struct k_kv *kv);
+/* Decodes with a short window, which need no schedule. */
+int k_attn_is_window_sm90(const struct k_attn_plan *plan, const struct k_kv *kv, int n_heads);
+int k_attn_window_sm90(const struct decode_args *a, int overlap, k_stream stream);
 int k_attn_schedule_sm90(const struct k_attn_plan *plan, const struct k_kv *kv,
                          const struct k_tokens *t, int n_heads, k_stream stream);
 int k_attn_schedule_portable(const struct k_attn_plan *plan, const struct k_kv *kv,

@@ -674,8 +674,9 @@ int k_attn_rounds(const struct k_kv *kv, int n_heads);
  * can. Pages of earlier steps are then read before the previous launch has ended.
  *
  * is_short: no decode of the step has more than K_ATTN_SHORT keys. With that, or with a window that
- * is not larger, a few sequences are computed by a kernel of their own, which needs no schedule:
- * see k_attn_is_brief().
+ * is not larger, a few sequences are computed by a kernel of their own, which needs no schedule; so
+ * are any number of decodes with a window of at most 128 keys and heads of 64: see
+ * k_attn_is_brief().
  *
  * overlap: launch decodes so that the kernel begins while the previous launch still runs
  * (programmatic stream serialization). Everything enqueued before that one, k_attn_schedule() and
@@ -727,7 +728,8 @@ void k_attn_tiles(int32_t *tile_seqs, int32_t *tile_starts, struct k_attn_plan *
  * elements, at most 8 share a kv head, pages have 2^n >= 8 tokens, and scores no cap. */
 int k_attn_joins(const struct k_attn_plan *plan, const struct k_kv *kv, int n_heads);
 
-/* Are the decodes of a plan computed by the kernel for few sequences with short contexts? */
+/* Are the decodes of a plan computed by the kernel for few sequences with short contexts, or by the
+ * one for short windows? Neither needs a schedule. */
 int k_attn_is_brief(const struct k_attn_plan *plan, const struct k_kv *kv, int n_heads);
 
 /* Can decodes with these pages rotate queries and keys themselves? With norms only for heads of

@@ -88,6 +88,8 @@ static const struct {
     {2, 1, 510, 24, K_BF16, LENGTHS(skewed)},     {8, 1, 512, 16, K_BF16, LENGTHS(nobody)},
     {8, 1, 512, 16, K_E4M3, LENGTHS(all_sorts)},  {16, 1, 512, 8, K_E4M3, LENGTHS(skewed)},
     {8, 2, 512, 32, K_E4M3, LENGTHS(equal)},      {6, 2, 498, 16, K_E4M3, LENGTHS(skewed)},
+    {16, 2, 64, 16, K_BF16, LENGTHS(all_sorts)},  {16, 2, 64, 64, K_E4M3, LENGTHS(all_sorts)},
+    {8, 1, 64, 8, K_BF16, LENGTHS(single)},       {20, 4, 64, 16, K_E4M3, LENGTHS(skewed)},
 };
 
 /* Runs: their lengths, and the keys of each one's first decode. Some cross the borders of tiles and
@@ -118,7 +120,7 @@ static const struct {
 
 /* Of all cases in turn: keys that a token sees; 0: all. Larger than K_ATTN_SHORT, too. */
 static int window;
-static const int windows[] = {0, 1, 20, 64, 300, 2500};
+static const int windows[] = {0, 1, 20, 64, 128, 300, 2500};
 
 /* Whether plans promise that contexts are short; whether heads are normed, and values too; whether
  * another layer has written the keys and values of the step. */
