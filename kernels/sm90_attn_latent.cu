@@ -54,6 +54,7 @@
 #define SUM_ID    1 /* named barriers of the consumers: halves of scores are there */
 #define JOB_ID    2 /* the queries of a job may be replaced; are there */
 #define NOTHING   (-1e30f)
+#define RISE      8.0f /* weights stay below 2^8 */
 #define LOG2_E    1.44269504f
 #define MERGERS   8 /* CTAs that merge a cut row */
 
@@ -349,13 +350,26 @@ static __device__ void latent_take_queries(latent_shared *sh, const latent_args 
     named_sync(JOB_ID, CONSUMERS);
 }
 
+/* The lower half of an operand's descriptor, in a register that the compiler knows to be the same
+ * in all lanes: then an operand's descriptor is one addition. */
+static __device__ __forceinline__ uint32_t latent_base(const unsigned char *p, int columns_apart)
+{
+    return __shfl_sync(~0U, (uint32_t)operand(p, SLAB, columns_apart), 0);
+}
+
+/* The descriptor of an operand `at` 16 bytes further on. */
+static __device__ __forceinline__ uint64_t latent_operand(uint32_t base, int at)
+{
+    return (uint64_t)(SLAB / 16 | 1 << 30) << 32 | (base + at);
+}
+
 /* Issue and commit this warpgroup's half of the scores of the tile in a stage. */
 template <int WG>
 static __device__ __forceinline__ void latent_begin_scores(latent_shared *sh, latent_rows &r,
                                                            float (&score)[16],
                                                            const unsigned char *tile)
 {
-    uint64_t k = operand(tile, SLAB, 0), q = operand(sh->q, SLAB, 0);
+    uint32_t k = latent_base(tile, 0), q = latent_base(sh->q, 0);
 
     keep(score);
     warpgroup_begin();
@@ -364,15 +378,16 @@ static __device__ __forceinline__ void latent_begin_scores(latent_shared *sh, la
         constexpr int begin = WG * (ROW / 16 - HELD);
         int at = begin + i;
 
-        multiply_rows(score, r.held[i], k + at / 4 * (PANEL / 16) + at % 4 * 2, i > 0);
+        multiply_rows(score, r.held[i], latent_operand(k, at / 4 * (PANEL / 16) + at % 4 * 2),
+                      i > 0);
     }
 #pragma unroll
     for (int i = 0; i < LEFT; i++) {
         constexpr int begin = HELD + WG * LEFT;
         int at = begin + i, in_q = at - HELD;
 
-        multiply_rows(score, q + in_q / 4 * (Q_PANEL / 16) + in_q % 4 * 2,
-                      k + at / 4 * (PANEL / 16) + at % 4 * 2, 1);
+        multiply_rows(score, latent_operand(q, in_q / 4 * (Q_PANEL / 16) + in_q % 4 * 2),
+                      latent_operand(k, at / 4 * (PANEL / 16) + at % 4 * 2), 1);
     }
     warpgroup_commit();
 }
@@ -398,48 +413,79 @@ static __device__ __forceinline__ void latent_add_halves(latent_shared *sh, floa
     }
 }
 
-/* The running softmax: scores become weights; shrink: the factor of the sums so far. */
-static __device__ __forceinline__ void latent_soften(latent_rows &r, float (&score)[16],
-                                                     float (&shrink)[2], float scale, int base)
+/* Keys behind a row's last one do not count. */
+static __device__ __forceinline__ void latent_mask(const latent_rows &r, float (&score)[16],
+                                                   int base)
 {
     int col = base + threadIdx.x % 4 * 2;
 
 #pragma unroll
+    for (int i = 0; i < 16; i++) {
+        if (col + i / 4 * 8 + i % 2 > r.pos[i / 2 % 2])
+            score[i] = -INFINITY;
+    }
+}
+
+/* Raise the rows' tops; shrink: the factors of the sums so far. */
+static __device__ __forceinline__ void latent_raise(latent_rows &r, const float (&score)[16],
+                                                    float (&shrink)[2], float scale)
+{
+#pragma unroll
     for (int row = 0; row < 2; row++) {
-        float top = r.top[row], sum = 0.0f;
+        float top = r.top[row];
 
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
-            float *s = &score[i / 2 * 4 + row * 2 + i % 2];
-
-            if (col + i / 2 * 8 + i % 2 > r.pos[row])
-                *s = -INFINITY;
-            top = fmaxf(top, *s);
-        }
+        for (int i = 0; i < 8; i++)
+            top = fmaxf(top, score[i / 2 * 4 + row * 2 + i % 2]);
         top = fmaxf(top, __shfl_xor_sync(~0U, top, 1));
         top = fmaxf(top, __shfl_xor_sync(~0U, top, 2));
         shrink[row] = exp2_fast((r.top[row] - top) * scale);
+        r.sum[row] *= shrink[row];
         r.top[row] = top;
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            float *s = &score[i / 2 * 4 + row * 2 + i % 2];
-
-            *s = exp2_fast(fmaf(*s, scale, -top * scale));
-            sum += *s;
-        }
-        r.sum[row] = r.sum[row] * shrink[row] + sum;
     }
+}
+
+/* The running softmax: scores become weights, relative to tops that are raised only when a score
+ * exceeds one by RISE, which is rare. True: sums are to be multiplied with shrink. */
+static __device__ __forceinline__ bool latent_soften(latent_rows &r, float (&score)[16],
+                                                     float (&shrink)[2], float scale)
+{
+    float most[2] = {score[0], score[2]};
+    bool rises;
+
+#pragma unroll
+    for (int i = 0; i < 16; i++)
+        most[i / 2 % 2] = fmaxf(most[i / 2 % 2], score[i]);
+    rises = (most[0] - r.top[0]) * scale > RISE || (most[1] - r.top[1]) * scale > RISE;
+    rises = __any_sync(~0U, rises);
+    if (rises)
+        latent_raise(r, score, shrink, scale);
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        float *s = &score[i];
+
+        *s = exp2_fast(fmaf(*s, scale, -r.top[i / 2 % 2] * scale));
+        r.sum[i / 2 % 2] += *s;
+    }
+    return rises;
 }
 
 /* The scores of this warpgroup's columns are there: weights of the tile. n: tiles of the CTA. */
 template <int WG>
-static __device__ __forceinline__ void latent_weigh(latent_shared *sh, latent_rows &r,
+static __device__ __forceinline__ bool latent_weigh(latent_shared *sh, latent_rows &r,
                                                     float (&score)[16], float (&shrink)[2],
-                                                    float scale, int tile, int n)
+                                                    float scale, const latent_job &job, int tile,
+                                                    int n)
 {
+    bool rises;
+
     keep(score);
     latent_add_halves<WG>(sh, score, n);
-    latent_soften(r, score, shrink, scale, tile * TILE);
+    if ((tile + 1) * TILE > job.pos)
+        latent_mask(r, score, tile * TILE);
+    rises = latent_soften(r, score, shrink, scale);
+    keep(score);
+    return rises;
 }
 
 /* P as a left operand: the accumulator's layout is the operand's. */
@@ -456,6 +502,8 @@ template <int WG>
 static __device__ __forceinline__ void latent_begin_values(latent_rows &r, uint32_t (&weight)[2][4],
                                                            const unsigned char *tile)
 {
+    uint32_t v = latent_base(tile + WG * 4 * PANEL, PANEL);
+
     keep(r.acc[0]);
     keep(r.acc[1]);
     keep(weight);
@@ -465,8 +513,7 @@ static __device__ __forceinline__ void latent_begin_values(latent_rows &r, uint3
 #pragma unroll
         for (int part = 0; part < 2; part++)
             multiply_columns(r.acc[part], weight[i],
-                             operand(tile + (WG * 4 + part * 2) * PANEL, SLAB, PANEL) +
-                                 i * 2 * (SLAB / 16));
+                             latent_operand(v, part * 2 * (PANEL / 16) + i * 2 * (SLAB / 16)));
     }
     warpgroup_commit();
 }
@@ -483,11 +530,8 @@ static __device__ __forceinline__ void latent_end_values(latent_shared *sh, late
         barrier_arrive(&sh->empty[stage]);
 }
 
-/* The factor is 1 for most tiles. */
 static __device__ __forceinline__ void latent_shrink(latent_rows &r, const float (&shrink)[2])
 {
-    if (!__any_sync(~0U, shrink[0] != 1.0f || shrink[1] != 1.0f))
-        return;
 #pragma unroll
     for (int i = 0; i < 128; i++)
         r.acc[i / 64][i % 64] *= shrink[i / 2 % 2];
@@ -532,7 +576,7 @@ static __device__ void latent_compute(latent_shared *sh, const latent_args &a,
     latent_rows r = {};
     float score[16], shrink[2];
     uint32_t weight[2][4];
-    int stage;
+    int stage, release;
 
     latent_take_queries<WG>(sh, a, job, r);
 #pragma unroll
@@ -543,23 +587,32 @@ static __device__ void latent_compute(latent_shared *sh, const latent_args &a,
     barrier_wait(&sh->full[at.stage], at.parity);
     latent_begin_scores<WG>(sh, r, score, sh->tile[at.stage]);
     warpgroup_wait<0>();
-    latent_weigh<WG>(sh, r, score, shrink, a.scale, job.first, n++);
+    latent_weigh<WG>(sh, r, score, shrink, a.scale, job, job.first, n++);
     latent_pack(weight, score);
+    stage = at.stage;
+    at.next();
+    if (job.n > 1)
+        barrier_wait(&sh->full[at.stage], at.parity);
 #pragma unroll 1
     for (int i = 1; i < job.n; i++) {
-        stage = at.stage;
-        at.next();
-        barrier_wait(&sh->full[at.stage], at.parity);
+        bool rises;
+
         latent_begin_scores<WG>(sh, r, score, sh->tile[at.stage]);
         latent_begin_values<WG>(r, weight, sh->tile[stage]);
         warpgroup_wait<1>();
-        latent_weigh<WG>(sh, r, score, shrink, a.scale, job.first + i, n++);
-        latent_end_values(sh, r, stage);
-        latent_shrink(r, shrink);
+        rises = latent_weigh<WG>(sh, r, score, shrink, a.scale, job, job.first + i, n++);
+        release = stage;
+        stage = at.stage;
+        at.next();
+        /* The assembler moves the wait for the values to the front of what it does not depend on,
+         * as the softmax, but not across this loop. */
+        if (i + 1 < job.n)
+            barrier_wait(&sh->full[at.stage], at.parity);
+        latent_end_values(sh, r, release);
+        if (rises)
+            latent_shrink(r, shrink);
         latent_pack(weight, score);
     }
-    stage = at.stage;
-    at.next();
     latent_begin_values<WG>(r, weight, sh->tile[stage]);
     latent_end_values(sh, r, stage);
     latent_write<WG>(a, job, r);
