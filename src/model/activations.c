@@ -18,19 +18,25 @@ static int activations_wider(int a, int b)
 }
 
 /* Allocate memory for codes (8-bit elements with scales) of the widest rows of any product. All
- * four users share it, because the codes of one are read before those of the next are written. */
+ * users share it, because the codes of one are read before those of the next are written. */
 static int activations_alloc_codes(struct activations *a, struct device *d, const struct plan *plan,
                                    const struct device_limits *limits)
 {
     const struct plan_widths widest = plan_widest(plan);
     size_t rows = activations_padded_rows(d, activations_wider(limits->n_tokens, limits->n_seqs));
-    size_t width =
-        (size_t)activations_wider(plan->dim, activations_wider(widest.mixer_out, widest.ff));
-    struct device_rows *all[] = {&a->normed, &a->mixed, &a->ff, &a->rows_normed};
-    struct k_quantised codes = {
+    const struct eagle_config *e = plan->eagle;
+    int widths[] = {plan->dim, widest.mixer_out, widest.ff, e == NULL ? 0 : 2 * plan->dim,
+                    e == NULL ? 0 : e->n_taps * e->tap_dim};
+    struct device_rows *all[] = {&a->normed, &a->mixed,       &a->ff,
+                                 &a->pairs,  &a->rows_normed, &a->tapped};
+    struct k_quantised codes;
+    size_t width = 0;
+
+    for (size_t i = 0; i < sizeof widths / sizeof widths[0]; i++)
+        width = (size_t)activations_wider((int)width, widths[i]);
+    codes = (struct k_quantised){
         .data = d->ops->alloc_scratch(d, rows * width),
         .scales = d->ops->alloc_scratch(d, rows * ((width + 127) / 128) * sizeof(float))};
-
     if (codes.data == NULL || codes.scales == NULL)
         return ERR_NO_MEMORY;
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
