@@ -38,10 +38,11 @@ int drafter_open(struct engine *e)
         (void)snprintf(e->drafts.model, sizeof e->drafts.model, "%s", e->settings.model);
     options.dir = e->drafts.model;
     options.is_mtp = e->drafts.method == DRAFT_MTP;
-    if (!options.is_mtp)
+    if (!options.is_mtp) {
         options.quantization = NULL;
+        options.max_model_len = 0;
+    }
     options.n_ranks = options.n_stages = options.n_nodes = 1;
-    options.max_model_len = 0;
     options.num_pages = 0;
     options.n_adapters = 0;
     options.pages_later = true;

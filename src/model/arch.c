@@ -29,7 +29,7 @@
 /* Gated DeltaNet in three of four layers, and attention with gates in the fourth. */
 #define QWEN_DELTA                                                                              \
     .qk_norm = QK_NORM_HEADS, .head_dim = 256, .rotary_part = 0.25, .norm = {.plus_one = true}, \
-    .has_mtp = true
+    .mtp = &qwen_mtp_names
 
 /* Latent attention, whose rope family_latent.c adds, and experts. */
 #define LATENT                                                                       \
@@ -395,15 +395,20 @@ static const struct arch arch_table[] = {
      .norm = {.eps = 1e-5f},
      .rotary_part = 0.5,
      .read = family_glm4_moe,
-     .names = &glm4_moe_names},
+     .names = &glm4_moe_names,
+     .mtp = &deepseek_mtp_names},
     {.name = "Glm4vMoeForConditionalGeneration",
      .norm = {.eps = 1e-5f},
      .rotary_part = 0.5,
      .is_wrapped = true,
      .read = family_glm4_moe,
-     .names = &glm4_moe_names},
+     .names = &glm4_moe_names,
+     .mtp = &deepseek_mtp_names},
     {.name = "DeepseekV2ForCausalLM", LATENT, .read = family_deepseek_v2},
-    {.name = "DeepseekV3ForCausalLM", LATENT, .read = family_deepseek_v3},
+    {.name = "DeepseekV3ForCausalLM",
+     LATENT,
+     .read = family_deepseek_v3,
+     .mtp = &deepseek_mtp_names},
     {.name = "KimiK2ForCausalLM", LATENT, .read = family_deepseek_v3},
     {.name = "KimiK25ForConditionalGeneration",
      LATENT,
@@ -416,7 +421,8 @@ static const struct arch arch_table[] = {
     {.name = "Glm4MoeLiteForCausalLM",
      LATENT,
      .norm = {.eps = 1e-5f},
-     .read = family_glm4_moe_lite},
+     .read = family_glm4_moe_lite,
+     .mtp = &deepseek_mtp_names},
     /* An index chooses the tokens that latent attention sees. */
     {.name = "DeepseekV32ForCausalLM",
      .has_two_shapes = true,
@@ -424,7 +430,8 @@ static const struct arch arch_table[] = {
      .rotary_part = 1.0,
      .interleaved = true,
      .read = family_deepseek_v32,
-     .names = &deepseek_v32_names},
+     .names = &deepseek_v32_names,
+     .mtp = &deepseek_mtp_names},
     {.name = "GlmMoeDsaForCausalLM",
      .has_two_shapes = true,
      .head_dim = 64,
@@ -432,7 +439,8 @@ static const struct arch arch_table[] = {
      .interleaved = true,
      .norm = {.eps = 1e-5f},
      .read = family_glm_moe_dsa,
-     .names = &deepseek_v32_names},
+     .names = &deepseek_v32_names,
+     .mtp = &deepseek_mtp_names},
     {.name = "KimiLinearForCausalLM",
      .has_two_shapes = true,
      .head_dim = 64,

@@ -547,3 +547,15 @@ const struct arch_names sarvam_moe_names = {LLAMA_NORMS,
                                             .k_norm = LAYER "attention.key_layernorm.weight",
                                             .o = LAYER "attention.dense.weight",
                                             .router_bias = LAYER "mlp.gate.expert_bias"};
+
+/* MTP layers. DeepSeek's have copies of the embedding and of the output matrix, which are not
+ * read. */
+const struct mtp_names qwen_mtp_names = {.prefix = "mtp.",
+                                         .fc = "mtp.fc.weight",
+                                         .norm_embed = "mtp.pre_fc_norm_embedding.weight",
+                                         .norm_hidden = "mtp.pre_fc_norm_hidden.weight",
+                                         .norm = "model.norm.weight"};
+const struct mtp_names deepseek_mtp_names = {.fc = LAYER "eh_proj.weight",
+                                             .norm_embed = LAYER "enorm.weight",
+                                             .norm_hidden = LAYER "hnorm.weight",
+                                             .norm = LAYER "shared_head.norm.weight"};

@@ -49,5 +49,7 @@ extern const struct arch_names hy3_names;
 extern const struct arch_names internlm2_names;
 extern const struct arch_names qwen3_vl_moe_names;
 extern const struct arch_names sarvam_moe_names;
+extern const struct mtp_names qwen_mtp_names;
+extern const struct mtp_names deepseek_mtp_names;
 
 #endif

@@ -5,8 +5,7 @@
  * and defaults are those of the configuration classes in transformers, which ignore head_dim and
  * the number of kv heads.
  *
- * The model's config has one kv head, whose head_dim is the length of a latent. The layer behind
- * the last one, which predicts a second token (MTP), is not read. */
+ * The model's config has one kv head, whose head_dim is the length of a latent. */
 #include "model/family.h"
 
 #include <math.h>

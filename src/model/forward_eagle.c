@@ -19,7 +19,8 @@
  *                         or, where the token t is a draft, the layer's own last norm at t - 1
  *   x = fc(norm(embedding of token t + 1), norm(h)); then the layer, the norm, the target's head
  *
- * Source: DeepSeek-V3 (arXiv 2412.19437), with the order and the names of Qwen3-Next's folders. */
+ * Source: DeepSeek-V3 (arXiv 2412.19437); the order of the two rows in fc is that of published
+ * folders, Qwen3-Next's and DeepSeek's alike, and struct mtp_names has their names. */
 #include "model/forward.h"
 
 #include "base/must.h"
@@ -44,6 +45,7 @@ static void forward_fuse_taps(const struct forward *f, const struct pass *p)
                                                     .width = e->tap_dim,
                                                     .n = p->n});
     }
+    p->d->ops->quantise(p->d, &p->a->tapped, p->n, &p->w->eagle.fc);
     p->d->ops->matmul(p->d, p->a->delta, &p->a->tapped, &p->w->eagle.fc, NULL, p->n);
 }
 

@@ -79,7 +79,6 @@ struct arch {
     bool any_activation; /* hidden_act may differ from silu */
     bool is_toy;         /* for tests only; arch_name() omits it */
     bool is_drafter;     /* no model by itself: see struct eagle_config; likewise */
-    bool has_mtp;        /* folders may have an MTP layer in the form of Qwen's */
     bool is_parallel;
     bool is_tied;        /* default of tie_word_embeddings */
     bool is_wrapped;     /* config.json may have the text model's fields in text_config */
@@ -105,6 +104,15 @@ struct arch {
     /* Reads the fields that only this family has; NULL: none. Called after all others. */
     void (*read)(struct hf_config *c, struct config_source *s, const struct json *obj);
     const struct arch_names *names;
+    const struct mtp_names *mtp; /* of the MTP layer that folders may have; NULL: none is read */
+};
+
+/* The tensors that an MTP layer has beside those of a layer of its model. %d is the layer's number:
+ * with a prefix, which replaces "model." in all its names, 0; without one that behind the model's
+ * last layer. */
+struct mtp_names {
+    const char *prefix; /* or NULL */
+    const char *fc, *norm_embed, *norm_hidden, *norm;
 };
 
 /* Tensor names; %d is the layer. A bias has .bias in place of .weight. attn is not a tensor itself
@@ -261,6 +269,7 @@ struct eagle_config {
         [EAGLE_TAPS_MAX]; /* layers of the target whose entering residual it reads, n_layers: the
                                * one behind the last; -1: the layer that the published heads read */
     bool is_mtp;
+    int layer;           /* its number in the names of its tensors */
     int tap_dim;         /* of the target's residual */
     int n_words;         /* of the target's vocabulary, and of the embedding */
     bool norms_residual; /* its residual is the normed row */

@@ -172,12 +172,14 @@ static void loader_make_digest(struct loader *l)
 
 /* "model.layers.%d.mlp.up_proj.weight" with ending ".bias" becomes, in layer 3,
  * "model.layers.3.mlp.up_proj.bias". The leading "model." is replaced by the prefix that the
- * checkpoint uses. Two layers that are one of the checkpoint's have its number. */
+ * checkpoint uses. Two layers that are one of the checkpoint's have its number; an MTP layer's
+ * is that behind its target's last layer, or 0. */
 void loader_name(const struct loader *l, char *out, size_t cap, const char *pattern,
                  const char *ending)
 {
     static const char model[] = "model.", weight[] = ".weight";
-    const int numbers[2] = {l->c->is_twin ? l->layer / 2 : l->layer, l->expert};
+    int layer = l->c->is_twin ? l->layer / 2 : l->c->eagle.layer + l->layer;
+    const int numbers[2] = {layer, l->expert};
     const char *prefix = "", *percent;
     size_t stem;
     int n;

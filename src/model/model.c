@@ -122,10 +122,6 @@ static int model_choose_shape(struct model *m, const struct model_options *o)
     bool gpu = m->device->is_gpu;
     int rc;
 
-    if (gpu && o->is_mtp && config->experts.n > 0) {
-        log_error("model: %s: an MTP layer with experts drafts on the cpu device only", o->dir);
-        return ERR_UNSUPPORTED;
-    }
     if (gpu && config->latent.kv_rank > 0 &&
         config->n_heads / m->ranks.n_parts > K_LATENT_HEADS_MAX) {
         log_error("model: %s: %d heads of latent attention on a GPU, the kernels take at most %d: "

@@ -722,6 +722,9 @@ static bool weights_has_embed(const struct loader *l)
 {
     bool is_head = l->c->tied && k_format_is_plain(&l->from->head) && l->c->pooling == NULL;
 
+    /* An MTP layer's is its target's; only one with names of its own may have another. */
+    if (l->c->eagle.is_mtp && (l->files == NULL || l->c->arch->mtp->prefix == NULL))
+        return false;
     if (l->c->eagle.n_taps > 0 && l->files != NULL) {
         char name[400];
 
@@ -746,6 +749,28 @@ static void weights_load_embeds(const struct loading *in)
     l->w->embeds_in = loader_matrix(l, &first, USE_LAYER);
     l->w->norm_embeds =
         weights_load_norm_of(in, in->names->norm_embeds, e->width, in->l->whole->norm.plus_one);
+}
+
+/* The prefix of a model's names, or of those of its MTP layer. */
+static const char *weights_own_prefix(const struct loader *l)
+{
+    if (l->c->eagle.is_mtp && l->c->arch->mtp->prefix != NULL)
+        return l->c->arch->mtp->prefix;
+    return l->of_target;
+}
+
+/* Few folders have an MTP layer: a missing one is reported as such. */
+static int weights_check_mtp(const struct loader *l)
+{
+    char name[400];
+
+    if (!l->c->eagle.is_mtp || l->files == NULL || loader_has(l, l->c->arch->mtp->norm_hidden))
+        return ERR_OK;
+    loader_name(l, name, sizeof name, l->c->arch->mtp->norm_hidden, ".weight");
+    log_error("model: %s has no MTP layer, tensor %s is missing: use another method in "
+              "speculative_config",
+              l->from->dir, name);
+    return ERR_NOT_FOUND;
 }
 
 /* Allocate all weights of one rank, and list the tensors to be read. */
@@ -799,11 +824,14 @@ static int weights_lay_out(struct loader *l, int rank)
         weights_load_layer(&in, l->layer);
     /* The stage with the last layer computes it, as any stage does the norm behind it. */
     l->absent = !l->is_last && l->stage != l->n_stages - 1;
-    l->w->norm = weights_load_last_norm(&in, names->norm);
+    if (config->eagle.is_mtp)
+        l->layer = 0; /* the rest of an MTP layer has its number, too */
+    l->w->norm =
+        weights_load_last_norm(&in, config->eagle.is_mtp ? config->arch->mtp->norm : names->norm);
     l->absent = !l->is_last;
     l->prefix = l->of_target; /* an MTP layer has its target's output matrix */
     weights_load_head(l, &head, &whole_head);
-    l->prefix = config->eagle.is_mtp ? "mtp." : l->of_target;
+    l->prefix = weights_own_prefix(l);
     if (l->rc == ERR_OK && l->w->adapters != NULL)
         l->rc = adapters_alloc(l->w->adapters, l->d);
     if (config->eagle.is_mtp)
@@ -867,8 +895,8 @@ int weights_load(const struct weights_ranks *ranks, const struct hf_config *c,
     weights_fill_orders(&loader, whole);
     if (loader.files != NULL)
         loader.prefix = loader.of_target = weights_find_prefix(&loader, c->form.names.embed);
-    if (c->eagle.is_mtp)
-        loader.prefix = "mtp.";
+    loader.prefix = weights_own_prefix(&loader);
+    rc = weights_check_mtp(&loader);
     for (int i = 0; i < loader.n_ranks && rc == ERR_OK; i++)
         /* Rank 0 makes the list; the others must find the same one. */
         rc = weights_lay_out(&loader, i);

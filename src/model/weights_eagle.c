@@ -80,13 +80,14 @@ void weights_load_mtp(const struct loading *in)
 {
     struct loader *l = in->l;
     struct eagle_weights *w = &l->w->eagle;
+    const struct mtp_names *names = l->c->arch->mtp;
     const char *prefix = l->prefix;
     const struct loader_tensors fc =
-        loader_tensor("mtp.fc.weight", slice_whole(in->dim, in->dim, 2 * in->dim, 2 * in->dim));
+        loader_tensor(names->fc, slice_whole(in->dim, in->dim, 2 * in->dim, 2 * in->dim));
 
     w->fc = loader_matrix(l, &fc, USE_LAYER);
-    w->norm_embed = weights_load_norm(in, "mtp.pre_fc_norm_embedding.weight", true);
-    w->norm_hidden = weights_load_norm(in, "mtp.pre_fc_norm_hidden.weight", true);
+    w->norm_embed = weights_load_norm(in, names->norm_embed, true);
+    w->norm_hidden = weights_load_norm(in, names->norm_hidden, true);
     l->prefix = l->of_target;
     w->norm_target = weights_load_norm(in, in->names->norm, true);
     l->prefix = prefix;

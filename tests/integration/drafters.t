@@ -199,12 +199,15 @@ for kind, model in STATES:
             mine = [ask(s, *r) for r in some]
         compare_states(model, kind + " " + option, EVER, ROOM + [option, 2], mine)
 
-tap.section("an MTP layer")
-MTP = twin.delta("ddfddf", True)
-with Stack(engine=["--model", MTP] + ROOM) as s:
-    mine = [ask(s, *r) for r in some]
-compare_states(MTP, "the MTP layer", {"method": "mtp", "num_speculative_tokens": 3, "adaptive": False}, ROOM,
-               mine)
+tap.section("MTP layers")
+REPEATS = {"method": "mtp", "num_speculative_tokens": 3, "adaptive": False}
+for name, model in (("of Qwen3.5", twin.delta("ddfddf", True)),
+                    ("with experts", twin.delta("ddfddf", True, True)),
+                    ("of DeepSeek V3", twin.latent()), ("of DeepSeek V3.2", twin.latent(40)),
+                    ("of GLM 4.5", twin.glm())):
+    with Stack(engine=["--model", model] + ROOM) as s:
+        mine = [ask(s, *r) for r in some]
+    compare_states(model, "an MTP layer " + name, REPEATS, ROOM, mine)
 
 tap.section("settings")
 for config, why in (({"method": "draft_model"}, "'model' must be"),
@@ -213,7 +216,8 @@ for config, why in (({"method": "draft_model"}, "'model' must be"),
                     ({"model": folder()}, "vocabulary of 128256 tokens"),
                     ({"model": windows()}, "windows or states"),
                     ({"method": "eagle3", "model": MODEL}, "no EAGLE-3 head"),
-                    ({"method": "mtp"}, "is for Qwen3.5 and Qwen3-Next")):
+                    ({"method": "mtp"}, "the method mtp is for"),
+                    ({"method": "mtp", "model": twin.delta()}, "has no MTP layer")):
     s = Stack(engine=["--speculative-config", json.dumps(config)], nginx=False, n_fronts=0)
     tap.ok(until(lambda: why in s.logs(), 20), "refused: %s" % json.dumps(config), s.logs()[-300:])
     s.stop()

@@ -214,13 +214,39 @@ def noise(draw, shape, deviation, mean=0.0):
     return b"".join(draw.choices(values, k=n) if n > len(values) else values)
 
 
+def add_experts(add, dim, shared, has_bias):
+    """The FFN of a layer: eight experts of noise, and one that all tokens use."""
+    add("mlp.gate.weight", [8, dim], 0.1)
+    if has_bias:
+        add("mlp.gate.e_score_correction_bias", [8], 0.1)
+    for stem in ["mlp.experts.%d" % e for e in range(8)] + ["mlp." + shared]:
+        for part in ("gate_proj", "up_proj"):
+            add("%s.%s.weight" % (stem, part), [24, dim], 0.06)
+        add("%s.down_proj.weight" % stem, [dim, 24], 0.06)
+
+
+def beside_mtp(draw, dim, norms, fc, bits):
+    """What an MTP layer has beside its layer: norms, whose numbers have these bits, and a matrix that
+    hands the row of the token before on, with noise: it drafts that the text repeats itself."""
+    rows = [noise(draw, [dim], 0.01) + bytes(2 * i) + struct.pack("<f", 1)[2:] + bytes(2 * (dim - 1 - i))
+            for i in range(dim)]
+    return [(name + ".weight", [dim], bits * dim) for name in norms] + [(fc, [dim, 2 * dim], b"".join(rows))]
+
+
+def beside_grouped(draw, dim, layer):
+    return beside_mtp(draw, dim, [layer + n for n in ("enorm", "hnorm", "shared_head.norm")],
+                      layer + "eh_proj.weight", struct.pack("<f", 1)[2:])
+
+
 @functools.lru_cache(maxsize=None)
-def delta(kinds="ddfddf", has_mtp=False):
+def delta(kinds="ddfddf", has_mtp=False, has_experts=False):
     """A letter for each layer: d for Gated DeltaNet, whose states take several pages, f for
-    attention. Mixers are noise; the rest is the demo model's, with norms less 1. An MTP layer hands
-    the row of the token before on, with noise: it drafts that the text repeats itself."""
+    attention. Mixers and experts are noise; the rest is the demo model's, with norms less 1."""
     names = {"d": "linear_attention", "f": "full_attention"}
-    config = dict(read_config(), architectures=["Qwen3_5ForCausalLM"], model_type="qwen3_5_text",
+    name = "Qwen3_5MoeForCausalLM" if has_experts else "Qwen3_5ForCausalLM"
+    config = dict(read_config(), architectures=[name],
+                  model_type="qwen3_5_moe_text" if has_experts else "qwen3_5_text", num_experts=8,
+                  num_experts_per_tok=2, moe_intermediate_size=24, shared_expert_intermediate_size=24,
                   layer_types=[names[k] for k in kinds], linear_num_key_heads=4,
                   linear_num_value_heads=8, linear_key_head_dim=32, linear_value_head_dim=32)
     dim, head, draw = config["hidden_size"], config["head_dim"], random.Random(1)
@@ -229,13 +255,16 @@ def delta(kinds="ddfddf", has_mtp=False):
         if "norm" in name:
             data = b"".join(struct.pack("<f", struct.unpack("<f", b"\0\0" + data[i:i + 2])[0] - 1)[2:]
                             for i in range(0, len(data), 2))
-        if ".self_attn." not in name:
+        if ".self_attn." not in name and not (has_experts and ".mlp." in name):
             tensors.append((name, h["shape"], data))
     layers = [("model.layers.%d." % i, kind) for i, kind in enumerate(kinds)]
     for stem, kind in layers + [("mtp.layers.0.", "f")] * has_mtp:
         def add(name, shape, deviation, mean=0.0, stem=stem):
             tensors.append((stem + name, shape, noise(draw, shape, deviation, mean)))
 
+        if has_experts:
+            add_experts(add, dim, "shared_expert", False)
+            add("mlp.shared_expert_gate.weight", [1, dim], 0.06)
         if kind == "f":
             n, kv = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
             for part, rows in (("q", 2 * n), ("k", kv), ("v", kv)):
@@ -254,13 +283,12 @@ def delta(kinds="ddfddf", has_mtp=False):
     if has_mtp:
         last = "model.layers.%d." % (len(kinds) - 1)
         tensors += [("mtp.layers.0." + name[len(last):], shape, data) for name, shape, data in tensors
-                    if name.startswith(last) and ".self_attn." not in name]
-        tensors += [("mtp." + name, [dim], bytes(2 * dim))
-                    for name in ("norm.weight", "pre_fc_norm_embedding.weight", "pre_fc_norm_hidden.weight")]
-        rows = [noise(draw, [dim], 0.01) + bytes(2 * i) + struct.pack("<f", 1)[2:] + bytes(2 * (dim - 1 - i))
-                for i in range(dim)]
-        tensors.append(("mtp.fc.weight", [dim, 2 * dim], b"".join(rows)))
-    return write_folder("delta-%s%s" % (kinds, "-mtp" * has_mtp), config, tensors)
+                    if name.startswith(last) and "norm" in name.split(".")[3]
+                    or name.startswith(last + "mlp.") and not has_experts]
+        tensors += beside_mtp(draw, dim, ("mtp.norm", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden"),
+                              "mtp.fc.weight", bytes(2))
+    return write_folder("delta-%s%s%s" % (kinds, "-mtp" * has_mtp, "-experts" * has_experts), config,
+                        tensors)
 
 
 @functools.lru_cache(maxsize=None)
@@ -355,50 +383,67 @@ def mamba(kinds="mmfmmf"):
     return write_folder("mamba-%s" % kinds, config, tensors)
 
 
-@functools.lru_cache(maxsize=None)
-def latent(n_keys=0):
-    """Latent attention of DeepSeek V3 in all layers, and experts behind the first. They are noise;
-    the rest is the demo model's. n_keys: that of V3.2, which sees as many tokens, chosen by an
-    index."""
-    config = dict(read_config(), model_type="deepseek_v32" if n_keys else "deepseek_v3",
-                  architectures=["DeepseekV32ForCausalLM" if n_keys else "DeepseekV3ForCausalLM"],
-                  index_n_heads=6, index_head_dim=20, index_topk=n_keys or 1,
-                  q_lora_rank=40, kv_lora_rank=52, qk_nope_head_dim=20, qk_rope_head_dim=12,
-                  v_head_dim=18, n_routed_experts=8, num_experts_per_tok=2, n_group=4,
-                  topk_group=2, moe_intermediate_size=24, n_shared_experts=1,
-                  first_k_dense_replace=1)
-    dim, heads, draw = config["hidden_size"], config["num_attention_heads"], random.Random(1)
-    tensors = [(n, h["shape"], d) for n, h, d in read_weights()
-               if ".self_attn." not in n and (".mlp." not in n or ".0.mlp." in n)]
-    for i in range(config["num_hidden_layers"]):
+def grouped(attention, **more):
+    """config.json and tensors of a twin with experts behind the first layer, and an MTP layer behind the
+    last; attention(add, i) adds a layer's. Where it is None, the demo model's stays. They are noise; the
+    rest is the demo model's."""
+    config = dict(read_config(), n_routed_experts=8, num_experts_per_tok=2, n_group=4, topk_group=2,
+                  moe_intermediate_size=24, n_shared_experts=1, first_k_dense_replace=1, **more)
+    dim, draw, n = config["hidden_size"], random.Random(1), config["num_hidden_layers"]
+    tensors = [(name, h["shape"], d) for name, h, d in read_weights()
+               if (attention is None or ".self_attn." not in name)
+               and (".mlp." not in name or ".0.mlp." in name)]
+    last = "model.layers.%d." % (n - 1)
+    tensors += [("model.layers.%d." % n + name[len(last):], shape, d) for name, shape, d in tensors
+                if name.startswith(last)]
+    for i in range(n + 1):
         def add(name, shape, deviation, mean=0.0, layer=i):
-            tensors.append(("model.layers.%d.%s.weight" % (layer, name), shape,
+            tensors.append(("model.layers.%d.%s" % (layer, name), shape,
                             noise(draw, shape, deviation, mean)))
 
-        add("self_attn.q_a_proj", [40, dim], 0.06)
-        add("self_attn.q_a_layernorm", [40], 0.1, 1.0)
-        add("self_attn.q_b_proj", [heads * 32, 40], 0.15)
-        add("self_attn.kv_a_proj_with_mqa", [64, dim], 0.06)
-        add("self_attn.kv_a_layernorm", [52], 0.1, 1.0)
-        add("self_attn.kv_b_proj", [heads * 38, 52], 0.15)
-        add("self_attn.o_proj", [dim, heads * 18], 0.06)
+        if attention is not None:
+            attention(add)
+        if i > 0:
+            add_experts(add, dim, "shared_experts", True)
+    return config, tensors + beside_grouped(draw, dim, "model.layers.%d." % n)
+
+
+@functools.lru_cache(maxsize=None)
+def latent(n_keys=0):
+    """Latent attention of DeepSeek V3 in all layers, experts, and an MTP layer. n_keys: that of V3.2,
+    which sees as many tokens, chosen by an index."""
+    dim, heads = read_config()["hidden_size"], read_config()["num_attention_heads"]
+
+    def attention(add):
+        add("self_attn.q_a_proj.weight", [40, dim], 0.06)
+        add("self_attn.q_a_layernorm.weight", [40], 0.1, 1.0)
+        add("self_attn.q_b_proj.weight", [heads * 32, 40], 0.15)
+        add("self_attn.kv_a_proj_with_mqa.weight", [64, dim], 0.06)
+        add("self_attn.kv_a_layernorm.weight", [52], 0.1, 1.0)
+        add("self_attn.kv_b_proj.weight", [heads * 38, 52], 0.15)
+        add("self_attn.o_proj.weight", [dim, heads * 18], 0.06)
         if n_keys:
-            add("self_attn.indexer.wq_b", [120, 40], 0.15)
-            add("self_attn.indexer.wk", [20, dim], 0.06)
-            add("self_attn.indexer.k_norm", [20], 0.1, 1.0)
-            add("self_attn.indexer.weights_proj", [6, dim], 0.06)
-            tensors.append(("model.layers.%d.self_attn.indexer.k_norm.bias" % i, [20],
-                            noise(draw, [20], 0.1)))
-        if i == 0:
-            continue
-        add("mlp.gate", [8, dim], 0.1)
-        tensors.append(("model.layers.%d.mlp.gate.e_score_correction_bias" % i, [8],
-                        noise(draw, [8], 0.1)))
-        for stem in ["mlp.experts.%d" % e for e in range(8)] + ["mlp.shared_experts"]:
-            for part in ("gate_proj", "up_proj"):
-                add("%s.%s" % (stem, part), [24, dim], 0.06)
-            add("%s.down_proj" % stem, [dim, 24], 0.06)
+            add("self_attn.indexer.wq_b.weight", [120, 40], 0.15)
+            add("self_attn.indexer.wk.weight", [20, dim], 0.06)
+            add("self_attn.indexer.k_norm.weight", [20], 0.1, 1.0)
+            add("self_attn.indexer.k_norm.bias", [20], 0.1)
+            add("self_attn.indexer.weights_proj.weight", [6, dim], 0.06)
+
+    config, tensors = grouped(attention, model_type="deepseek_v32" if n_keys else "deepseek_v3",
+                              architectures=["DeepseekV32ForCausalLM" if n_keys
+                                             else "DeepseekV3ForCausalLM"],
+                              index_n_heads=6, index_head_dim=20, index_topk=n_keys or 1,
+                              q_lora_rank=40, kv_lora_rank=52, qk_nope_head_dim=20,
+                              qk_rope_head_dim=12, v_head_dim=18)
     return write_folder("latent-index" if n_keys else "latent", config, tensors)
+
+
+@functools.lru_cache(maxsize=None)
+def glm():
+    """The demo model's attention, experts of GLM 4.5, and an MTP layer."""
+    config, tensors = grouped(None, model_type="glm4_moe", architectures=["Glm4MoeForCausalLM"],
+                              partial_rotary_factor=1.0)
+    return write_folder("glm", config, tensors)
 
 
 @functools.lru_cache(maxsize=None)
