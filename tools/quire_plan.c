@@ -6,12 +6,14 @@
  *
  * For each number of GPUs and each format the model is opened on cards that only count
  * (src/device/device_card.c), with the engine's settings, so that the figures are those that an
- * engine logs at its start. config.json is all that is read of the folder. */
+ * engine logs at its start. config.json is all that is read of the folder. A drafter of
+ * speculative_config is opened before the model, as the engine does, on the first of its GPUs. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/json.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/settings.h"
@@ -22,16 +24,26 @@
 
 #define GIB     (1.0 / 1073741824.0)
 #define LEN_MAX 16777216
+#define WHY_CAP 128
 
 static const int plan_ranks[] = {1, 2, 4, 8};
 static const struct {
     const char *name, *quantization, *kv;
 } plan_formats[] = {{"as the folder", "", "auto"}, {"fp8, KV fp8", "fp8", "fp8"}};
 
+/* A model that drafts; what it takes is of the row that was printed last. */
+struct plan_drafter {
+    char folder[1024]; /* "": none */
+    bool is_mtp, is_head;
+    size_t bytes, page_bytes;
+    int n_taps, taps[EAGLE_TAPS_MAX];
+};
+
 struct plan_task {
     const char *folder, *card;
     int len;            /* tokens of a sequence; 0: the model's longest */
     double state_bytes; /* of one sequence, of the row that was printed last */
+    struct plan_drafter drafter;
     struct settings settings;
 };
 
@@ -46,7 +58,8 @@ static void plan_help(FILE *out)
                  "                 the model's longest if that is shorter\n\n"
                  "Settings are the engine's, such as --gpu-memory-utilization,\n"
                  "--max-num-batched-tokens and --page-tokens (quire-engine --help). With\n"
-                 "--pipeline-parallel-size P, each of P stages has 1, 2, 4 ... GPUs.\n");
+                 "--pipeline-parallel-size P, each of P stages has 1, 2, 4 ... GPUs. A drafter\n"
+                 "of --speculative-config is counted.\n");
 }
 
 /* Take the command's own words out of argv; the others are settings. Returns how many are left, or
@@ -86,6 +99,65 @@ static int plan_take_words(struct plan_task *t, int argc, char **argv)
     return left;
 }
 
+/* Read the drafter of speculative_config; n-grams and suffixes take no memory of a GPU. */
+static int plan_read_drafter(struct plan_task *t, const struct hf_config *c)
+{
+    struct plan_drafter *d = &t->drafter;
+    const char *text = t->settings.speculative_config, *method, *folder;
+    struct arena arena = {0};
+    const struct json *o;
+    char why[WHY_CAP];
+    int rc;
+
+    if (text[0] == '\0')
+        return ERR_OK;
+    if ((rc = json_parse(&o, &arena, text, strlen(text), why, sizeof why)) != ERR_OK) {
+        log_error("quire plan: speculative_config: %s", why);
+        return rc;
+    }
+    method = json_get_text(o, "method", "draft_model");
+    folder = json_get_text(o, "model", "");
+    d->is_mtp = strcmp(method, "mtp") == 0;
+    d->is_head = strcmp(method, "eagle3") == 0;
+    if (d->is_mtp && folder[0] == '\0')
+        folder = t->folder;
+    if (d->is_mtp || d->is_head || strcmp(method, "draft_model") == 0)
+        (void)snprintf(d->folder, sizeof d->folder, "%s", folder);
+    arena_reset(&arena);
+    if (!d->is_mtp || c->arch->mtp != NULL)
+        return ERR_OK;
+    log_error("quire plan: MTP layers of %s are not read", c->arch->name);
+    return ERR_UNSUPPORTED;
+}
+
+/* Open the drafter beside a model of these options, and note what it takes. */
+static int plan_open_drafter(struct plan_task *t, struct model_options o)
+{
+    struct plan_drafter *d = &t->drafter;
+    struct model *m = NULL;
+    const int *taps;
+    int rc;
+
+    o.dir = d->folder;
+    o.is_mtp = d->is_mtp;
+    o.is_drafter = d->is_head;
+    o.pages_later = true;
+    o.n_ranks = o.n_stages = 1;
+    o.n_adapters = 0;
+    if (!d->is_mtp) {
+        o.quantization = NULL;
+        o.max_model_len = 0;
+    }
+    if ((rc = model_open(&m, &o)) != ERR_OK)
+        return rc;
+    d->bytes = model_shape(m)->device_bytes;
+    d->page_bytes = model_shape(m)->page_bytes;
+    d->n_taps = model_taps(m, &taps);
+    memcpy(d->taps, taps, (size_t)d->n_taps * sizeof *taps);
+    model_close(m);
+    return ERR_OK;
+}
+
 /* Why a model does not open: the ranks do not divide it, or the memory is short. */
 static const char *plan_reason(int rc)
 {
@@ -121,7 +193,14 @@ static bool plan_row(struct plan_task *t, int n_ranks, size_t format)
     int rc, n_seqs;
 
     (void)snprintf(device, sizeof device, "card:%s", t->card);
-    rc = model_open(&m, &o);
+    rc = t->drafter.folder[0] == '\0' ? ERR_OK : plan_open_drafter(t, o);
+    if (rc == ERR_OK) {
+        (void)snprintf(device, sizeof device, "card:%s+%zu", t->card, t->drafter.bytes);
+        o.beside_bytes = t->drafter.page_bytes;
+        o.n_taps = t->drafter.n_taps;
+        o.taps = t->drafter.taps;
+        rc = model_open(&m, &o);
+    }
     printf("%-5d %-14s ", n_ranks * s->pipeline_parallel_size, plan_formats[format].name);
     if (rc != ERR_OK) {
         printf("%s\n", plan_reason(rc));
@@ -167,6 +246,11 @@ static void plan_print(struct plan_task *t)
             "states take %.1f MiB of the KV for each sequence, and for each of their snapshots in "
             "the prefix cache\n",
             t->state_bytes / 1048576.0);
+    if (t->drafter.bytes > 0)
+        printf("the drafter takes %.1f GiB more of the first GPU, and %.1f KiB more a token; its "
+               "figures are of the last row\n",
+               (double)t->drafter.bytes * GIB,
+               (double)t->drafter.page_bytes / 1024.0 / t->settings.page_tokens);
     if (fewest > 0)
         printf("the smallest that works: %d GPU%s, weights %s\n", fewest, fewest > 1 ? "s" : "",
                plan_formats[format].name);
@@ -197,7 +281,8 @@ int quire_plan(int argc, char **argv)
         goto out;
     }
     if (settings_read(&t->settings, 'E', left, argv, &exit_now) != ERR_OK ||
-        hf_config_read(&c, t->folder) != ERR_OK || device_card_open(&card, t->card) != ERR_OK)
+        hf_config_read(&c, t->folder) != ERR_OK || plan_read_drafter(t, &c) != ERR_OK ||
+        device_card_open(&card, t->card) != ERR_OK)
         goto out;
     if (t->len == 0)
         t->len = c.len_max < 8192 ? c.len_max : 8192;

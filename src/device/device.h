@@ -561,6 +561,7 @@ int device_choose_kernels(const char *kernels) ERR_CHECKED;
 /* The kinds, for device_open(). */
 int device_cpu_open(struct device **out, int n_threads) ERR_CHECKED;
 int device_cuda_open(struct device **out, int idx) ERR_CHECKED;
+/* card: a name or GiB; with +BYTES behind it so many are taken by another model. */
 int device_card_open(struct device **out, const char *card) ERR_CHECKED;
 int device_cuda_count(void); /* usable GPUs; 0 when there is no driver */
 

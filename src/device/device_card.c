@@ -27,9 +27,9 @@
 #define CARD_MIB_MAX         (16 << 20)
 
 struct card {
-    struct device base; /* first */
-    size_t total_bytes;
-    size_t next; /* the pointer of the next allocation */
+    struct device base;              /* first */
+    size_t total_bytes, taken_bytes; /* the second by another model */
+    size_t next;                     /* the pointer of the next allocation */
     int n_ranks;
     bool takes_rows; /* of the stage before */
     bool is_portable;
@@ -62,7 +62,7 @@ static void card_close(struct device *d)
 /* Free memory is the card's, less the constant part, less the allocations. */
 static int card_free(struct device *d, size_t *free_bytes, size_t *total_bytes)
 {
-    size_t used = CARD_KEPT_BYTES + d->allocated_bytes;
+    size_t used = CARD_KEPT_BYTES + card_of(d)->taken_bytes + d->allocated_bytes;
 
     *total_bytes = card_of(d)->total_bytes;
     *free_bytes = used < *total_bytes ? *total_bytes - used : 0;
@@ -76,7 +76,7 @@ static void *card_alloc(struct device *d, size_t bytes)
     size_t at = card->next;
 
     if (bytes > card->total_bytes ||
-        CARD_KEPT_BYTES + d->allocated_bytes + bytes > card->total_bytes)
+        CARD_KEPT_BYTES + card->taken_bytes + d->allocated_bytes + bytes > card->total_bytes)
         return NULL;
     card->next += (bytes + CARD_ALIGN - 1) / CARD_ALIGN * CARD_ALIGN + CARD_ALIGN;
     d->allocated_bytes += bytes;
@@ -156,10 +156,13 @@ static void card_leave_ranks(struct device *d)
 /* As experts_cuda.c. */
 static size_t card_experts_bytes(const struct device_limits *limits)
 {
-    const struct k_mixing_sizes sizes = {.n_tokens = limits->n_tokens,
+    int few = limits->n_tokens < K_MIXING_FEW ? limits->n_tokens : K_MIXING_FEW;
+    int least = few + few / limits->n_experts_used + 1;
+    const struct k_mixing_sizes sizes = {.n_tokens =
+                                             limits->n_tokens < least ? least : limits->n_tokens,
                                          .n_used = limits->n_experts_used,
                                          .n_choices = limits->n_choices,
-                                         .n_experts = limits->n_experts,
+                                         .n_experts = limits->n_experts + 1,
                                          .ff_dim = limits->expert_dim,
                                          .dim = limits->dim};
     struct k_mixing none;
@@ -240,9 +243,13 @@ static struct card_kind card_find(const char *card)
 
 int device_card_open(struct device **out, const char *card)
 {
-    const struct card_kind kind = card_find(card);
+    const char *plus = strchr(card, '+');
+    char name[64];
+    struct card_kind kind;
     struct card *c;
 
+    (void)snprintf(name, sizeof name, "%.*s", plus == NULL ? 63 : (int)(plus - card), card);
+    kind = card_find(name);
     if (kind.mib == 0) {
         log_error("device: card \"%s\" is unknown; use h200, h100, h100-nvl, gh200, a100, l40s, "
                   "rtx-4090, rtx-5090, or its memory in GiB",
@@ -258,6 +265,7 @@ int device_card_open(struct device **out, const char *card)
     /* As device_cuda.c, because it rounds up the rows of activations. */
     c->base.rows_multiple = 256;
     c->total_bytes = kind.mib << 20;
+    c->taken_bytes = plus == NULL ? 0 : strtoull(plus + 1, NULL, 10);
     c->is_portable = kind.is_portable;
     c->next = CARD_ALIGN;
     c->n_ranks = 1;

@@ -72,7 +72,18 @@ read -r weights work kv <<<"$("$quire" plan "$mixed" --max-model-len 4096 --len 
 awk -v got="$weights" 'BEGIN {exit !(got * 1024 > 8000 && got * 1024 < 8300)}'
 check $? "8B in a mix of FP8 and NVFP4, weights: $weights GiB of 7.9"
 rm -rf "$mixed"
+# 35B-A3B's MTP layer in FP8: 0.75 GiB of experts (256 of 3 x 2048 x 512), 0.47 GiB of the output matrix, and work
+# areas; a token's keys and values are 2 heads of 256, one byte each.
+out=$("$quire" plan "$shapes/qwen3.6-35b-a3b" --max-model-len 4096 --speculative-config '{"method": "mtp"}')
+plain=$("$quire" plan "$shapes/qwen3.6-35b-a3b" --max-model-len 4096)
+beside=$(sed -n 's/^the drafter takes \([0-9.]*\) GiB .* and \([0-9.]*\) KiB more a token.*/\1 \2/p' <<<"$out")
+awk '{exit !($1 > 1.4 && $1 < 6 && $2 == 1.0)}' <<<"$beside"
+check $? "an MTP layer with experts, in FP8: $beside"
+[ "$(awk '$1 == 1 && $2 == "as" {print $(NF - 1)}' <<<"$out")" -lt \
+    "$(awk '$1 == 1 && $2 == "as" {print $(NF - 1)}' <<<"$plain")" ]
+check $? "fewer tokens fit beside it"
 for args in "" "/nowhere" "$shapes/llama-3.1-8b --card x" "$shapes/llama-3.1-8b --len 0" \
+    "$shapes/llama-3.1-8b --speculative-config {\"method\":\"mtp\"}" \
     "$shapes/llama-3.1-8b --len 200000" "$shapes/llama-3.1-8b --no-such-thing 1"; do
     # shellcheck disable=SC2086 # words on purpose
     "$quire" plan $args >/dev/null 2>&1
