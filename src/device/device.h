@@ -501,6 +501,9 @@ struct device_ops {
      * returned. width is a multiple of 4. A sum must lie between two of these. */
     void (*gather_ranks)(struct device *d, float *all, const float *part, int n, int width);
     void (*launch)(struct device *d);
+    /* Behind launch() or replay(), on the device that samples: bring the logits of each row of the
+     * batch to its own number. NULL: they are there. */
+    void (*place_rows)(struct device *d, float *logits);
     /* Sample the rows of the step that began last; extras may change logits. With histories or
      * extras only while no other step is in flight. */
     void (*sample)(struct device *d, float *logits);

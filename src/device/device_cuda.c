@@ -553,7 +553,7 @@ static void cuda_recurrent(struct device *d, void *out, const void *in, const st
                            int width, const struct k_matrix *to)
 {
     struct cuda *gpu = cuda_of(d);
-    const struct k_tokens tokens = k_tokens_of(&gpu->tokens, state->group);
+    const struct k_tokens tokens = k_tokens_of(&gpu->state_tokens, state->group);
 
     cuda_keep(gpu,
               k_recurrent(out, to != NULL && k_format_reads_half(&to->format), in, state, &tokens,
@@ -565,7 +565,7 @@ static void cuda_mamba(struct device *d, void *out, const void *in, const struct
                        const struct k_state *state, const struct k_matrix *to)
 {
     struct cuda *gpu = cuda_of(d);
-    const struct k_tokens tokens = k_tokens_of(&gpu->tokens, state->group);
+    const struct k_tokens tokens = k_tokens_of(&gpu->state_tokens, state->group);
 
     cuda_keep(gpu,
               k_mamba_scan(out, to != NULL && k_format_reads_half(&to->format), in, mamba, state,
@@ -578,7 +578,7 @@ static void cuda_short_conv(struct device *d, void *out, const void *in,
                             const struct k_matrix *to)
 {
     struct cuda *gpu = cuda_of(d);
-    const struct k_tokens tokens = k_tokens_of(&gpu->tokens, state->group);
+    const struct k_tokens tokens = k_tokens_of(&gpu->state_tokens, state->group);
 
     cuda_keep(gpu,
               k_short_convolve(out, to != NULL && k_format_reads_half(&to->format), in, conv, state,
@@ -867,6 +867,7 @@ static const struct device_ops cuda_ops = {
     .embed_normed = cuda_embed_normed,
     .product = cuda_product,
     .launch = step_launch,
+    .place_rows = step_place_rows,
     .sample = step_sample,
     .end = step_end,
     .measure = cuda_measure,

@@ -213,7 +213,7 @@ void layers_delta(struct device *d, void *out, const void *in, const float *gate
                   const struct k_matrix *to)
 {
     struct cuda *gpu = cuda_of(d);
-    const struct k_tokens tokens = k_tokens_of(&gpu->tokens, state->group);
+    const struct k_tokens tokens = k_tokens_of(&gpu->state_tokens, state->group);
 
     cuda_keep(gpu,
               k_delta_rule(out, to != NULL && k_format_reads_half(&to->format), in, gates, delta,

@@ -22,6 +22,7 @@
 /* The arrays of a step, as pointers into the pinned block or into its mirror on the device. */
 struct step_arrays {
     int32_t *ids, *seq, *pos, *seq_start, *kv_len;
+    int32_t *state_seqs, *state_starts, *state_lens; /* of layers with states, in recorded runs */
     int32_t *row_tokens, *decode_seqs;
     int32_t *run_places; /* of a recorded step, as k_attn_plan.places */
     int32_t *tile_seqs[CUDA_LISTS_MAX], *tile_starts[CUDA_LISTS_MAX];
@@ -157,6 +158,7 @@ struct cuda {
     int n_sms;
     const struct device_batch *batch; /* while a step is enqueued */
     struct k_tokens tokens;           /* on the device */
+    struct k_tokens state_tokens;     /* as layers with states see them */
     struct k_attn_plan plan;          /* on the device */
     struct step_arrays arrays;        /* on the device */
     struct step_slot slots[DEVICE_STEPS_MAX];
@@ -175,6 +177,7 @@ struct cuda {
     } latent;
     bool has_chunks;     /* sequences with several tokens: keys are written before attention */
     bool has_whole_runs; /* recorded, and all tokens of each of these are neighbours: a run */
+    bool is_in_order;    /* recorded with states, and tokens have the batch's order */
     /* [has adapters, or is a variant][has_chunks, 2: has_whole_runs][is_short][bucket] */
     struct step_graph graphs[2][3][2][CUDA_GRAPHS_MAX];
     int bucket;                        /* bucket of the current step; -1: it cannot be recorded */
@@ -372,6 +375,7 @@ void step_close(struct cuda *c);
 int step_begin(struct device *d, const struct device_batch *b);
 bool step_replay(struct device *d);
 void step_launch(struct device *d);
+void step_place_rows(struct device *d, float *logits);
 void step_sample(struct device *d, float *logits);
 int step_end(struct device *d, int32_t *ids, struct k_logprob_row *logprobs, int *n_extras);
 

@@ -12,8 +12,11 @@
  * bucket and recorded as a CUDA graph up to their logits; such steps differ only in the content of
  * the mirrors. In them each token is a sequence of its own, sampled ones first, so that the logits
  * of a row are at the row's own number; attention is told which of them are runs of one sequence.
- * Padding sequences have no keys, and their rows are never read. Sampling is enqueued after the
- * graph; its inputs from the host, except for parameters, are copied while the graph runs. */
+ * With states, tokens of a sequence that has several stay in their order: layers with states get
+ * whole sequences, as many as any step of the bucket can have, and logits of sampled tokens move
+ * to their rows behind the graph. Padding sequences have no keys, and their rows are never read.
+ * Sampling is enqueued after the graph; its inputs from the host, except for parameters, are copied
+ * while the graph runs. */
 #include "config.h"
 
 #include "device/parts_cuda.h"
@@ -27,6 +30,9 @@
 
 #define ALIGN      256
 #define SPREAD_MAX K_RUN_MAX /* tokens of a sequence in a recorded step */
+#define ORDERED_MAX \
+    16 /* tokens of a recorded step in order: in larger ones the empty sequences cost more than the
+        * launches */
 #define HISTORY_MAX \
     ((size_t)2 << 20) /* tokens of histories copied at a time: pinning more would
                        * be slow */
@@ -77,6 +83,11 @@ static struct step_arrays step_lay_out(const struct cuda *c, char *base, int n_t
     for (int i = 0; i < c->n_lists; i++) {
         arrays.tile_seqs[i] = step_lay_array(base, &at, tokens, 4);
         arrays.tile_starts[i] = step_lay_array(base, &at, tokens, 4);
+    }
+    if (c->base.limits.has_states) {
+        arrays.state_seqs = step_lay_array(base, &at, tokens, 4);
+        arrays.state_starts = step_lay_array(base, &at, seqs + 1, 4);
+        arrays.state_lens = step_lay_array(base, &at, seqs, 4);
     }
     if (c->base.limits.picks)
         arrays.picked = step_lay_array(base, &at, tokens, 4);
@@ -148,17 +159,23 @@ static int32_t *step_table_of(const struct cuda *c, const struct step_slot *slot
     return slot->pages + (size_t)table * step_table_room(c);
 }
 
-/* Copy the table rows of sequence `seq` of the batch to those of sequence `to` in the slot. */
+/* Copy the row of sequence `seq` of the batch in one table to that of sequence `to` in the slot. */
+static void step_copy_page_row(const struct cuda *c, const struct step_slot *slot, int table,
+                               int to, const struct k_tokens *t, int seq)
+{
+    size_t n = (size_t)step_row_pages(c, slot, table);
+    const struct k_tokens own = k_tokens_of(t, table);
+
+    memcpy(step_table_of(c, slot, table) + (size_t)to * n,
+           own.page_ids + (size_t)seq * (size_t)t->pages_max, n * 4);
+}
+
+/* The same in all tables. */
 static void step_copy_page_rows(const struct cuda *c, const struct step_slot *slot, int to,
                                 const struct k_tokens *t, int seq)
 {
-    for (int group = 0; group < c->base.limits.n_tables; group++) {
-        size_t n = (size_t)step_row_pages(c, slot, group);
-        const struct k_tokens own = k_tokens_of(t, group);
-
-        memcpy(step_table_of(c, slot, group) + (size_t)to * n,
-               own.page_ids + (size_t)seq * (size_t)t->pages_max, n * 4);
-    }
+    for (int group = 0; group < c->base.limits.n_tables; group++)
+        step_copy_page_row(c, slot, group, to, t, seq);
 }
 
 /* Copy the rows' sampling parameters, and assign each history its place; step_copy_histories()
@@ -180,7 +197,7 @@ static void step_fill_rows(struct cuda *c, const struct step_arrays *a,
 }
 
 /* Lay out a recorded step: each token is a sequence of its own, with all keys before it. Sampled
- * tokens come first, in the order of rows. */
+ * tokens come first, in the order of rows, unless all keep their order. */
 static void step_spread_tokens(const struct cuda *c, const struct step_arrays *a,
                                const struct step_slot *slot, const struct device_batch *b)
 {
@@ -190,7 +207,9 @@ static void step_spread_tokens(const struct cuda *c, const struct step_arrays *a
     for (int k = 0; k < tokens->n_tokens; k++) {
         int at;
 
-        if (row < b->n_rows && b->row_tokens[row] == k)
+        if (c->is_in_order)
+            at = k;
+        else if (row < b->n_rows && b->row_tokens[row] == k)
             at = row++;
         else
             at = other++;
@@ -219,6 +238,25 @@ static void step_find_runs(const struct cuda *c, const struct step_arrays *a,
         bool follows = k > 0 && tokens->seq[k] == tokens->seq[k - 1] && c->places[k - 1] == at - 1;
 
         a->run_places[at] = follows ? a->run_places[at - 1] + 1 : 0;
+    }
+}
+
+/* A step whose tokens keep their order. Layers with states get its sequences as they are, and
+ * others without keys up to n_padded - 1, which are more than any step of so many tokens has,
+ * because one sequence has two or more. The last one has the padding. */
+static void step_keep_seqs(const struct cuda *c, const struct step_arrays *a,
+                           const struct step_slot *slot, const struct k_tokens *t, int n_padded)
+{
+    for (int k = 0; k < n_padded; k++)
+        a->state_seqs[k] = k < t->n_tokens ? t->seq[k] : n_padded - 2;
+    for (int seq = 0; seq < n_padded - 1; seq++) {
+        a->state_starts[seq] = seq < t->n_seqs ? t->seq_start[seq] : t->n_tokens;
+        a->state_lens[seq] = seq < t->n_seqs ? t->kv_len[seq] : 0;
+    }
+    a->state_starts[n_padded - 1] = n_padded;
+    for (int table = 0; table < c->base.limits.n_tables; table++) {
+        for (int seq = 0; seq < t->n_seqs && c->base.limits.table_pages[table] > 0; seq++)
+            step_copy_page_row(c, slot, table, seq, t, seq);
     }
 }
 
@@ -277,20 +315,23 @@ static int step_bucket_rows(const struct cuda *c, int i)
     return c->base.limits.n_seqs;
 }
 
+/* Do tokens of the step keep their order if it is recorded? */
+static bool step_keeps_order(const struct cuda *c, const struct k_tokens *t)
+{
+    return c->base.limits.has_states && t->n_tokens != t->n_seqs;
+}
+
 /* True if the step may be recorded: it is small, each row has a token of its own, and no sequence
- * has too many tokens. With states a sequence may have only one, because a token takes the state
- * from the one before it. */
+ * has too many tokens. */
 static bool step_can_spread(const struct cuda *c, const struct device_batch *b)
 {
     const struct k_tokens *tokens = &b->tokens;
-    int most = SPREAD_MAX;
 
-    if (c->base.limits.has_states)
-        most = 1;
-    if (tokens->n_tokens > c->base.limits.n_seqs || b->n_rows == 0)
+    if (tokens->n_tokens > c->base.limits.n_seqs || b->n_rows == 0 ||
+        (step_keeps_order(c, tokens) && tokens->n_tokens > ORDERED_MAX))
         return false;
     for (int seq = 0; seq < tokens->n_seqs; seq++) {
-        if (tokens->seq_start[seq + 1] - tokens->seq_start[seq] > most)
+        if (tokens->seq_start[seq + 1] - tokens->seq_start[seq] > SPREAD_MAX)
             return false;
     }
     for (int row = 1; row < b->n_rows; row++) {
@@ -400,6 +441,13 @@ static void step_point_kernels(struct cuda *c)
         c->tokens.n_seqs = d->step_rows;
         c->plan.decode_seqs = NULL;
     }
+    c->state_tokens = c->tokens;
+    if (c->is_in_order) {
+        c->state_tokens.seq = c->arrays.state_seqs;
+        c->state_tokens.seq_start = c->arrays.state_starts;
+        c->state_tokens.kv_len = c->arrays.state_lens;
+        c->state_tokens.n_seqs = d->step_rows - 1;
+    }
     c->plan.places = c->bucket >= 0 && c->has_chunks ? c->arrays.run_places : NULL;
     c->plan.is_short = c->is_short;
     c->plan.work = c->attn_work;
@@ -420,6 +468,7 @@ int step_begin(struct device *d, const struct device_batch *b)
 
     if (bucket >= 0)
         n_tokens = n_seqs = n_rows = d->limits.n_seqs;
+    gpu->is_in_order = bucket >= 0 && step_keeps_order(gpu, tokens);
     gpu->adapt.is_active = b->adapters != NULL;
     arrays = step_lay_out(gpu, slot->staging, n_tokens, n_seqs, n_rows);
     must(gpu->n_begun - gpu->n_ended <= device_stages(d->limits.n_stages) &&
@@ -442,6 +491,8 @@ int step_begin(struct device *d, const struct device_batch *b)
         d->step_tokens = d->step_rows = step_bucket_rows(gpu, bucket);
         slot->n_seqs = tokens->n_tokens;
         step_pad_tokens(gpu, &arrays, tokens->n_tokens, d->step_rows);
+        if (gpu->is_in_order)
+            step_keep_seqs(gpu, &arrays, slot, tokens, d->step_rows);
         arrays.bytes = (size_t)((char *)(arrays.rows + b->n_rows) - slot->staging);
         gpu->plan.n_decodes = d->step_rows;
         for (int i = 0; i < gpu->n_lists; i++)
@@ -458,7 +509,8 @@ int step_begin(struct device *d, const struct device_batch *b)
     slot->is_marked = false;
     gpu->is_short = n_pages * d->limits.page_tokens <= K_ATTN_SHORT;
     gpu->has_chunks = tokens->n_tokens != tokens->n_seqs;
-    gpu->has_whole_runs = bucket >= 0 && gpu->has_chunks && tokens->n_tokens == b->n_rows;
+    gpu->has_whole_runs =
+        bucket >= 0 && gpu->has_chunks && (gpu->is_in_order || tokens->n_tokens == b->n_rows);
     gpu->bucket = bucket;
     gpu->n_begun++;
     gpu->arrays = step_lay_out(gpu, gpu->mirror, n_tokens, n_seqs, n_rows);
@@ -670,6 +722,30 @@ static void step_rename(struct cuda *c)
 }
 
 /* Enqueues everything; nothing waits here unless histories exceed their room. */
+/* Each row's logits come from its own place or from behind it, so none are overwritten before. */
+void step_place_rows(struct device *d, float *logits)
+{
+    struct cuda *gpu = cuda_of(d);
+    size_t n_vocab = (size_t)d->limits.n_vocab;
+    int before;
+
+    if (!gpu->is_in_order)
+        return;
+    before = cuda_enter(gpu);
+    for (int row = 0; row < gpu->batch->n_rows; row++) {
+        size_t from = (size_t)gpu->batch->row_tokens[row];
+
+        if (from != (size_t)row)
+            cuda_keep(gpu,
+                      cuda_check(cudaMemcpyAsync(logits + (size_t)row * n_vocab,
+                                                 logits + from * n_vocab, n_vocab * sizeof *logits,
+                                                 cudaMemcpyDeviceToDevice, gpu->stream),
+                                 "logits of rows"),
+                      "a step");
+    }
+    cuda_leave(before);
+}
+
 void step_sample(struct device *d, float *logits)
 {
     struct cuda *gpu = cuda_of(d);

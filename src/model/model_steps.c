@@ -287,6 +287,8 @@ static int model_forward_rank(const struct model *m, struct rank *r, struct batc
         forward(&pass);
         device->ops->launch(device);
     }
+    if (rc == ERR_OK && device->limits.n_vocab > 0 && device->ops->place_rows != NULL)
+        device->ops->place_rows(device, r->act.logits);
     if (rc == ERR_OK && model_hands_far(m, r) && m->has_far)
         rc = device->ops->far_hand(device, segments, n);
     else if (rc == ERR_OK && model_hands_far(m, r))
