@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/json.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/settings.h"
@@ -32,6 +33,7 @@ struct bench {
     struct bench_options options;
     struct settings settings;
     struct model *m;
+    struct model *mtp; /* its MTP layer; NULL: drafts of none are measured */
     const struct model_shape *shape;
     struct batch b;
     int32_t *ids;
@@ -40,6 +42,7 @@ struct bench {
     int *first_page;       /* int [seqs]: first page of each sequence in the step */
     long *steps;           /* long [seqs]: the step that sampled each sequence last; -1: none */
     int *rows;             /* int [seqs]: its row in that step */
+    int32_t *hidden;       /* int32 [seqs]: rows that a step of the MTP layer reads */
     int seqs;              /* maximum sequences */
     long n_begun, n_ended; /* steps */
     bool waits;            /* the step being made needs a token of one that must end first */
@@ -354,7 +357,8 @@ static void bench_verify(struct bench *n, int n_seqs, int n_drafts)
     uint64_t start = 0;
     double us;
 
-    if (n_seqs * each > n->seqs || (long)n_seqs * pages_each > n->shape->n_pages)
+    if (n_seqs * each > n->seqs || (long)n_seqs * pages_each > n->shape->n_pages ||
+        first + each > n->shape->max_model_len)
         return;
     settle(n);
     for (int i = 0; i < n_steps + warm; i++) {
@@ -378,12 +382,63 @@ static void bench_verify(struct bench *n, int n_seqs, int n_drafts)
     settle(n);
 }
 
+/* A step of the MTP layer, for one draft of each sequence. */
+static void step_mtp(struct bench *n, int n_seqs, int pages_each, bool of_target)
+{
+    clear(n);
+    for (int seq = 0; seq < n_seqs; seq++) {
+        add(n, seq, 1000, 1, pages_each, true);
+        n->hidden[seq] = seq;
+        for (int p = 0; p < pages_each; p++)
+            n->b.page_ids[seq * n->b.pages_max + p] = seq * pages_each + p;
+    }
+    n->b.hidden = (struct batch_hidden){.of_target = of_target, .rows = n->hidden};
+    if (model_step_begin(n->mtp, &n->b) != ERR_OK || model_step_sample(n->mtp, &n->b) != ERR_OK ||
+        model_step_end(n->mtp, n->ids, NULL) != ERR_OK)
+        die("a step of the MTP layer failed");
+    n->b.hidden = (struct batch_hidden){.of_target = false};
+}
+
+/* Drafts of an MTP layer, each waited for: the first of a step reads rows of the model's last step,
+ * further ones rows of their own. */
+static void bench_mtp(struct bench *n, int n_seqs)
+{
+    int n_steps = 128, warm = 8, pages_each = 1001 / n->shape->page_tokens + 1;
+    double us[2];
+
+    if (n_seqs > n->seqs || (long)n_seqs * pages_each > n->shape->n_pages ||
+        n->shape->max_model_len < 1001)
+        return;
+    settle(n);
+    clear(n);
+    for (int seq = 0; seq < n_seqs; seq++)
+        add(n, seq, 1000, 1, pages_each, true);
+    step(n);
+    settle(n);
+    for (int further = 0; further < 2; further++) {
+        uint64_t start = 0;
+
+        for (int i = 0; i < n_steps + warm; i++) {
+            if (i == warm)
+                start = clock_us();
+            step_mtp(n, n_seqs, pages_each, further == 0);
+        }
+        us[further] = (double)(clock_us() - start) / n_steps;
+    }
+    settle(n);
+    printf(
+        "MTP layer, %d sequence%s, context 1000: %.3f ms the first draft, %.3f ms a further one\n",
+        n_seqs, n_seqs == 1 ? "" : "s", us[0] * 1e-3, us[1] * 1e-3);
+}
+
 static void bench_drafts(struct bench *n)
 {
     for (int seqs = 1; seqs <= 64; seqs *= 8) {
         bench_decode(n, seqs, 1000, 1128);
         bench_verify(n, seqs, 0);
         bench_verify(n, seqs, n->options.drafts);
+        if (n->mtp != NULL)
+            bench_mtp(n, seqs);
     }
 }
 
@@ -729,9 +784,10 @@ static void allocate(struct bench *n)
     n->ids = mem_zalloc_array(seqs, sizeof *n->ids);
     n->rows = mem_zalloc_array(seqs, sizeof *n->rows);
     n->steps = mem_zalloc_array(seqs, sizeof *n->steps);
+    n->hidden = mem_zalloc_array(seqs, sizeof *n->hidden);
     if (n->b.token_ids == NULL || n->b.seq_start == NULL || n->b.kv_len == NULL ||
         n->b.page_ids == NULL || n->first_page == NULL || n->b.rows == NULL || n->ids == NULL ||
-        n->rows == NULL || n->steps == NULL || n->adapters == NULL)
+        n->rows == NULL || n->steps == NULL || n->hidden == NULL || n->adapters == NULL)
         die("no memory");
     for (int i = 0; i < n->seqs; i++)
         n->steps[i] = -1;
@@ -777,6 +833,42 @@ static int take_options(struct bench_options *o, int argc, char **argv)
     return left;
 }
 
+/* Is the method of speculative_config mtp? */
+static bool wants_mtp(const struct settings *s)
+{
+    struct arena arena = {0};
+    const struct json *o;
+    char why[128];
+    size_t len = strlen(s->speculative_config);
+    bool wants = len > 0 &&
+                 json_parse(&o, &arena, s->speculative_config, len, why, sizeof why) == ERR_OK &&
+                 strcmp(json_get_text(o, "method", ""), "mtp") == 0;
+
+    arena_reset(&arena);
+    return wants;
+}
+
+/* The model, and its MTP layer before it, as the engine opens them. */
+static void open_models(struct bench *n, struct model_options *o)
+{
+    struct model_options of_mtp = *o;
+
+    of_mtp.is_mtp = of_mtp.pages_later = true;
+    of_mtp.n_ranks = of_mtp.n_stages = of_mtp.n_nodes = 1;
+    of_mtp.n_adapters = of_mtp.num_pages = 0;
+    if (wants_mtp(&n->settings)) {
+        if (model_open(&n->mtp, &of_mtp) != ERR_OK)
+            die("cannot open the MTP layer");
+        o->beside_bytes = model_shape(n->mtp)->page_bytes;
+        o->n_taps = model_taps(n->mtp, &o->taps);
+    }
+    if (model_open(&n->m, o) != ERR_OK)
+        die("cannot open the model");
+    if (n->mtp != NULL && (model_join(n->mtp, n->m) != ERR_OK ||
+                           model_add_pages(n->mtp, model_shape(n->m)->n_pages) != ERR_OK))
+        die("cannot open the MTP layer");
+}
+
 /* The text of --help; docs/man is made from it. */
 static void help(void)
 {
@@ -791,7 +883,9 @@ static void help(void)
         "  --max-concurrency N  256    maximum concurrent requests\n"
         "  --input-len N        1024   tokens per prompt\n"
         "  --output-len N       1024   tokens per output\n"
-        "  --drafts N           0      latency of steps that verify N drafts of each sequence\n"
+        "  --drafts N           0      latency of steps that verify N drafts of each sequence,\n"
+        "                              and with --speculative-config '{\"method\": \"mtp\"}' of\n"
+        "                              those of the MTP layer\n"
         "  --lora-adapters N    0      latency with N adapters of noise on all layers, beside\n"
         "                              latency without: 1 and 64 sequences, in turn\n"
         "  --lora-rank N        16     their rank\n"
@@ -841,8 +935,7 @@ int quire_bench(int argc, char **argv)
 
         options.n_adapters = bench->options.lora_adapters;
         options.adapter_rank = bench->options.lora_rank;
-        if (model_open(&bench->m, &options) != ERR_OK)
-            die("cannot open the model");
+        open_models(bench, &options);
         bench->shape = model_shape(bench->m);
         bench->options.read_limit *= bench->settings.tensor_parallel_size; /* all GPUs read */
         allocate(bench);
@@ -854,6 +947,7 @@ int quire_bench(int argc, char **argv)
             bench_latency(bench);
         else
             bench_throughput(bench);
+        model_close(bench->mtp);
         model_close(bench->m);
     }
     settings_fini(&bench->settings);
