@@ -418,6 +418,25 @@ static int step_copy_arrays(struct cuda *c, const struct step_slot *slot, size_t
     return cuda_check(cudaGetLastError(), "copying a batch");
 }
 
+/* What all sequences of the step have in common: enum k_lengths, or 0. Recorded sequences have at
+ * most SPREAD_MAX tokens each, and further ones without keys do not count. */
+static int step_lengths(const struct cuda *c)
+{
+    const struct k_tokens *t = &c->batch->tokens;
+    bool has_few = false, has_long = false;
+
+    _Static_assert(SPREAD_MAX <= K_TOKENS_FEW, "recorded sequences are few");
+    for (int seq = 0; seq < t->n_seqs && c->bucket < 0; seq++) {
+        int n = t->seq_start[seq + 1] - t->seq_start[seq];
+
+        has_long = has_long || n > K_TOKENS_FEW;
+        has_few = has_few || (n > 1 && n <= K_TOKENS_FEW);
+    }
+    if (!has_long)
+        return K_LENGTHS_FEW;
+    return has_few ? 0 : K_LENGTHS_LONG;
+}
+
 /* Point the kernels' structs at the mirrors. In a recorded step each token is a sequence, so the
  * list of decodes is not needed: it would be 0, 1, 2, ... */
 static void step_point_kernels(struct cuda *c)
@@ -435,6 +454,7 @@ static void step_point_kernels(struct cuda *c)
         .n_seqs = c->batch->tokens.n_seqs,
         .pages_max = d->limits.pages_max,
         .table_seqs = d->limits.n_seqs,
+        .lengths = step_lengths(c),
     };
     c->plan.decode_seqs = c->arrays.decode_seqs;
     if (c->bucket >= 0) {
