@@ -343,7 +343,8 @@ static __device__ inline void delta_keep_rows(const delta_args &a, int token, in
         to[i] = delta_keep_row(a, token, head, i);
 }
 
-/* A row of a.d.rows: q and k of their lengths, rounded where tensor cores multiply them, and v. A warp has a head of a token; by channel others have the factors of one. */
+/* A row of a.d.rows: q and k of their lengths, rounded where tensor cores multiply them, and v. A
+ * warp has a head of a token; by channel others have the factors of one. */
 static __global__ void __launch_bounds__(32 * CONV_WARPS) delta_convolve_kernel(const delta_args a)
 {
     const struct k_delta_shape &s = a.d.shape;

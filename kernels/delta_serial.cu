@@ -7,10 +7,10 @@
  * A block has COLUMNS columns of a head's matrix in registers: a warp has four of them, of which a
  * lane has a quarter of the rows in groups of four, so that sums over rows take three exchanges and
  * no barrier. Rows of q, k, v and factors, which delta_convolve_kernel() has written, are fetched
- * into shared memory some tokens at a time, the next ones while these run. Few tokens: bound by the
- * matrices' bytes, once in and once out; a chunk on tensor cores (delta_chunk.cu) computes 32 tokens
- * whatever their number is. Many: by the latency of a token, a sum over rows, which the next one
- * waits for.
+ * into shared memory some tokens at a time, the next ones while these run. Few tokens: bound by
+ * matrices' bytes, once in and once out; a chunk on tensor cores (delta_chunk.cu) computes 32
+ * tokens whatever their number is. Many: by the latency of a token, a sum over rows, which the next
+ * one waits for.
  *
  * By channel, chunks would need factors between two tokens of each channel within the product of
  * their keys. */
@@ -58,9 +58,9 @@ static __device__ inline delta_lane_place delta_lane_begin(const delta_args &a,
 {
     const struct k_delta_shape &s = a.d.shape;
     uint32_t page_elems = (uint32_t)a.state.page_elems;
-    uint32_t at = (uint32_t)(a.state.at + part.head * k_delta_matrix(&s) +
-                             (size_t)delta_lane_row(0) * s.v_dim + part.column +
-                             delta_lane_column());
+    uint32_t at =
+        (uint32_t)(a.state.at + part.head * k_delta_matrix(&s) +
+                   (size_t)delta_lane_row(0) * s.v_dim + part.column + delta_lane_column());
 
     return {at / page_elems, at % page_elems};
 }
@@ -115,10 +115,10 @@ static __device__ inline void delta_lane_write(const delta_args &a, const delta_
             continue;
         at = (size_t)ids[place.page] * a.state.page_elems + place.at;
         if (a.state.is_bf16)
-            ((k_bf16 *)a.state.pages)[at] =
-                k_state_round(__float_as_uint(m[i]),
-                              k_state_chance_of(place.page * (uint32_t)a.state.page_elems + place.at,
-                                                a.t.kv_len[part.seq]));
+            ((k_bf16 *)a.state.pages)[at] = k_state_round(
+                __float_as_uint(m[i]),
+                k_state_chance_of(place.page * (uint32_t)a.state.page_elems + place.at,
+                                  a.t.kv_len[part.seq]));
         else
             ((float *)a.state.pages)[at] = m[i];
     }

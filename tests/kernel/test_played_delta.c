@@ -3,8 +3,8 @@
  * Goal: the gated delta rule as the GPU does it, without one. Method: its kernels played on the
  * host (play_portable.h) against the reference, results and states: heads of 128, which are fetched
  * in groups of four, and odd ones; decodes of both forms, few and many, sequences of few tokens,
- * chunks of the form by channel, a sequence that begins, a padding one; states in float32, and in bfloat16; gates as
- * products of a residual. Results are rounded to bfloat16 once. */
+ * chunks of the form by channel, a sequence that begins, a padding one; states in float32, and in
+ * bfloat16; gates as products of a residual. Results are rounded to bfloat16 once. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,8 +28,9 @@ static const struct k_delta_shape shapes[] = {{1, 2, 128, 128, 4, false},
 
 /* A padding sequence, one that begins, one that goes on, a decode or one more of few tokens. */
 enum step { DECODES, FEW, CHUNKS, MANY };
-static const int32_t steps[][N_SEQS + 1] = {
-    {0, 1, 2, 3, 4}, {0, 3, 8, 16, 18}, {0, 1, 38, 59, TOKENS}};
+static const int32_t steps[][N_SEQS + 1] = {{0, 1, 2, 3, 4},
+                                            {0, 3, 8, 16, 18},
+                                            {0, 1, 38, 59, TOKENS}};
 static const int32_t lens[N_SEQS] = {0, 37, 90, 500};
 
 static int32_t table[N_PAGES], seqs[TOKENS], positions[TOKENS], many[N_MANY + 1];
