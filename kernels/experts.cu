@@ -393,79 +393,119 @@ static struct experts_product experts_product_of(const struct k_mixing *m,
     return p;
 }
 
-/* choice NULL: it is made. */
-static int experts_run(const struct k_mixing *m, const struct k_mixing_input *input,
-                       const struct k_mixing_end *end, const route_args *choice, int n_sms,
-                       k_stream stream)
+/* Both products of an FFN and the formats of their matrices. */
+struct experts_both {
+    struct experts_product first, second;
+    int in, down;
+};
+
+/* -1: they are not to be multiplied. */
+static int experts_find_both(struct experts_both *b, const struct k_mixing *m,
+                             const struct k_mixing_input *input)
 {
     const struct k_half_normed *norm = input->norm;
     const struct k_experts *e = input->experts;
     int n = input->n, n_used = input->router->n_used;
-    struct experts_product first = experts_product_of(m, e, &e->in, n, n_used);
-    struct experts_product second = experts_product_of(m, e, &e->down, n, n_used);
-    int in = experts_format_of(&first, &e->in.format),
-        down = experts_format_of(&second, &e->down.format);
-    int rc = -1;
 
-    if (in < 0 || down < 0)
+    b->first = experts_product_of(m, e, &e->in, n, n_used);
+    b->second = experts_product_of(m, e, &e->down, n, n_used);
+    b->in = experts_format_of(&b->first, &e->in.format);
+    b->down = experts_format_of(&b->second, &e->down.format);
+    if (b->in < 0 || b->down < 0)
         return -1;
-    if ((norm != NULL && n > K_MIXING_FEW) || (e->is_plain && in == EXPERTS_MXFP4))
+    if ((norm != NULL && n > K_MIXING_FEW) || (e->is_plain && b->in == EXPERTS_MXFP4))
         return -1;
     if (norm != NULL)
-        first.inverse = m->inverse;
-    first.x = input->x;
-    first.out = m->ff;
-    first.n_out = e->ff_dim;
-    first.is_gated = true;
-    first.up = e->is_plain ? 0 : e->ff_dim;
-    first.bias = (const k_bf16 *)e->in_bias;
-    second.bias = (const k_bf16 *)e->down_bias;
-    second.x = m->ff;
-    second.out = m->y;
-    second.n_out = second.up = second.rows;
+        b->first.inverse = m->inverse;
+    b->first.x = input->x;
+    b->first.out = m->ff;
+    b->first.n_out = e->ff_dim;
+    b->first.is_gated = true;
+    b->first.up = e->is_plain ? 0 : e->ff_dim;
+    b->first.bias = (const k_bf16 *)e->in_bias;
+    b->second.bias = (const k_bf16 *)e->down_bias;
+    b->second.x = m->ff;
+    b->second.out = m->y;
+    b->second.n_out = b->second.up = b->second.rows;
+    return 0;
+}
+
+/* choice NULL: it is made. */
+static int experts_run(const struct k_mixing *m, struct experts_both *b,
+                       const struct k_mixing_end *end, const route_args *choice, int n_sms,
+                       k_stream stream)
+{
+    int rc = -1;
+
 #ifdef HAVE_PORTABLE
     if (k_is_portable())
-        rc = experts_run_portable(&first, &second, in, down, stream);
+        rc = experts_run_portable(&b->first, &b->second, b->in, b->down, stream);
 #endif
 #ifdef HAVE_SM90
     if (!k_is_portable())
-        rc = experts_run_sm90(m, &first, &second, in, down, &end, choice, n_sms, stream);
+        rc =
+            experts_run_sm90(m, &b->first, &b->second, b->in, b->down, &end, choice, n_sms, stream);
 #else
     (void)n_sms, (void)choice;
 #endif
-    return rc != 0 || end == NULL ? rc : k_combine(m, end, n, stream);
+    return rc != 0 || end == NULL ? rc : k_combine(m, end, b->first.n_tokens, stream);
 }
 
 int k_run_experts(const struct k_mixing *m, const struct k_mixing_input *in,
                   const struct k_mixing_end *end, int n_sms, k_stream stream)
 {
-    return experts_run(m, in, end, NULL, n_sms, stream);
+    struct experts_both b;
+
+    return experts_find_both(&b, m, in) == 0 ? experts_run(m, &b, end, NULL, n_sms, stream) : -1;
 }
 
+#ifdef HAVE_SM90
 /* Does the first product choose? */
 static bool experts_choose_late(const struct k_mixing_input *in)
 {
-#ifdef HAVE_SM90
     const struct k_matrix *first = &in->experts->in, *second = &in->experts->down;
 
     if (k_is_portable() || in->n != 1 || in->router->n_used > FEW_CHOOSE_MAX)
         return false;
     return (!k_format_is_plain(&first->format) || first->n_in % 8 == 0) &&
            (!k_format_is_plain(&second->format) || second->n_in % 8 == 0);
-#else
-    (void)in;
-    return false;
-#endif
 }
+
+/* One token: the choice is left to the first product, or both products are one launch. */
+static int experts_mix_one(const struct k_mixing *m, const struct k_mixing_input *in,
+                           struct experts_both *b, const struct k_mixing_end *end, int n_sms,
+                           k_stream stream)
+{
+    struct experts_end sum;
+    route_args choice;
+
+    if (route_prepare(&choice, m, in) != 0)
+        return -1;
+    if (end == NULL || !experts_one_takes(&b->first, &b->second, (enum experts_format)b->in,
+                                          (enum experts_format)b->down, n_sms))
+        return route_logits_of_one(&choice, stream) == 0
+                   ? experts_run(m, b, end, &choice, n_sms, stream)
+                   : -1;
+    choice.ff = (uint4 *)m->ff;
+    choice.n_ff = b->first.n_used * b->first.n_out / 8;
+    if (route_logits_of_one(&choice, stream) != 0)
+        return -1;
+    sum = experts_end_of(m, end);
+    return experts_one(&b->first, &b->second, &sum, &choice, (enum experts_format)b->in, n_sms,
+                       stream);
+}
+#endif
 
 int k_mix_experts(const struct k_mixing *m, const struct k_mixing_input *in,
                   const struct k_mixing_end *end, int n_sms, k_stream stream)
 {
-    route_args choice;
+    struct experts_both b;
 
-    if (!experts_choose_late(in))
-        return k_route(m, in, stream) == 0 ? experts_run(m, in, end, NULL, n_sms, stream) : -1;
-    if (route_prepare(&choice, m, in) != 0 || route_logits_of_one(&choice, stream) != 0)
+    if (experts_find_both(&b, m, in) != 0)
         return -1;
-    return experts_run(m, in, end, &choice, n_sms, stream);
+#ifdef HAVE_SM90
+    if (experts_choose_late(in))
+        return experts_mix_one(m, in, &b, end, n_sms, stream);
+#endif
+    return k_route(m, in, stream) == 0 ? experts_run(m, &b, end, NULL, n_sms, stream) : -1;
 }

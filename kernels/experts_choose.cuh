@@ -21,7 +21,9 @@ struct route_args {
     bool leaves_choice; /* one token: its first product chooses */
     int n_logits;       /* of a token: of its experts, then of r.shared_switch */
     int slice;          /* elements of a slice: whole chunks */
-    int high; /* experts of a tile that are computed, 1 .. TILE: the others are these again */
+    int high;  /* experts of a tile that are computed, 1 .. TILE: the others are these again */
+    uint4 *ff; /* with leaves_choice: memory that is filled with ones for experts_one.cu, or NULL */
+    int n_ff;
 };
 
 /* experts_route.cu: the arguments of a step's routing; -1 if k_route() refuses it. The logits of
@@ -254,11 +256,18 @@ struct route_slot {
     float weight;
 };
 
+/* Nothing to do when the experts are known. */
+struct route_goes_on {
+    __device__ void operator()(int) const
+    {
+    }
+};
+
 /* One token, by a warp. SCORES: route_needs_scores(); else keys are of logits, and only the chosen
- * ones are scored. */
-template <int EACH, bool SCORES>
+ * ones are scored. ready(id) is called by all lanes when the experts are known, before weights. */
+template <int EACH, bool SCORES, class F>
 static __device__ route_slot route_choose(const route_args &a, int token, bool is_padding,
-                                          uint32_t *shared)
+                                          uint32_t *shared, F ready)
 {
     const struct k_router &r = a.r;
     const float *from = a.m.logits + (size_t)token * a.n_logits;
@@ -276,7 +285,7 @@ static __device__ route_slot route_choose(const route_args &a, int token, bool i
     }
     if (r.shared_switch != NULL)
         shared_logit = __ldcg(from + r.n_experts);
-    if (r.scoring == K_SCORE_SOFTMAX)
+    if (SCORES && r.scoring == K_SCORE_SOFTMAX)
         softmax = route_find_softmax<EACH>(x);
     if (SCORES)
         route_score_all<EACH>(x, r.scoring, softmax);
@@ -298,6 +307,9 @@ static __device__ route_slot route_choose(const route_args &a, int token, bool i
     }
     if (lane >= n_chosen && lane < r.n_used)
         id = r.n_experts + lane - n_chosen;
+    ready(is_padding ? -1 : id);
+    if (!SCORES && r.scoring == K_SCORE_SOFTMAX)
+        softmax = route_find_softmax<EACH>(x);
     if (!SCORES)
         score = route_score_of(score, r.scoring, softmax);
     score =
@@ -322,29 +334,31 @@ static __device__ inline bool route_is_padding(const route_args &a, int token)
     return a.seq != NULL && token < a.n && a.kv_len[a.seq[token]] == 0;
 }
 
-template <bool SCORES>
+template <bool SCORES, class F>
 static __device__ inline route_slot route_choose_by(const route_args &a, int token, bool is_padding,
-                                                    uint32_t *shared)
+                                                    uint32_t *shared, F ready)
 {
     int n = a.r.n_experts;
 
     if (n <= 32)
-        return route_choose<1, SCORES>(a, token, is_padding, shared);
+        return route_choose<1, SCORES, F>(a, token, is_padding, shared, ready);
     if (n <= 128)
-        return route_choose<4, SCORES>(a, token, is_padding, shared);
+        return route_choose<4, SCORES, F>(a, token, is_padding, shared, ready);
     if (n <= 256)
-        return route_choose<8, SCORES>(a, token, is_padding, shared);
-    return n <= 512 ? route_choose<16, SCORES>(a, token, is_padding, shared)
-                    : route_choose<K_EXPERTS_MAX / 32, SCORES>(a, token, is_padding, shared);
+        return route_choose<8, SCORES, F>(a, token, is_padding, shared, ready);
+    return n <= 512
+               ? route_choose<16, SCORES, F>(a, token, is_padding, shared, ready)
+               : route_choose<K_EXPERTS_MAX / 32, SCORES, F>(a, token, is_padding, shared, ready);
 }
 
 /* shared: n_experts words for each warp of the block. */
+template <class F = route_goes_on>
 static __device__ inline route_slot route_choose_in(const route_args &a, int token, bool is_padding,
-                                                    uint32_t *shared)
+                                                    uint32_t *shared, F ready = F())
 {
     shared += (size_t)(threadIdx.x / 32) * a.r.n_experts;
-    return route_needs_scores(a.r) ? route_choose_by<true>(a, token, is_padding, shared)
-                                   : route_choose_by<false>(a, token, is_padding, shared);
+    return route_needs_scores(a.r) ? route_choose_by<true, F>(a, token, is_padding, shared, ready)
+                                   : route_choose_by<false, F>(a, token, is_padding, shared, ready);
 }
 
 /* The place of slot `lane` of one token among its experts of this rank, by one warp. */

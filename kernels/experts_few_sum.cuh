@@ -16,6 +16,7 @@
 #define FEW_SUM_ROWS  16
 #define FEW_SUM_TILES 32 /* of a block: 512 rows, one for each thread */
 #define FEW_SUM_ITEMS 128
+#define FEW_SUM_SLOTS 8 /* read at a time */
 #define FEW_SUM_WARPS 8 /* that multiply x by `switches`, as combine_kernel() has them */
 
 struct few_results {
@@ -67,11 +68,11 @@ static __device__ inline few_sum_row few_sum_begin(few_results &s, const struct 
         r.weight = __ldcg(e.c.weights + lane);
     }
     if (r.row < last * FEW_SUM_ROWS && e.residual != NULL) {
-        r.residual = e.residual[r.row];
+        r.residual = __ldcg(e.residual + r.row);
         r.norm = e.norm[r.row];
     }
     if (r.row < last * FEW_SUM_ROWS && e.c.adds)
-        r.own = e.out[r.row];
+        r.own = __ldcg(e.out + r.row);
     few_sum_switch(s, e);
     return r;
 }
@@ -111,6 +112,30 @@ static __device__ inline void few_sum_residual(const struct experts_end &e, cons
         e.sums_out[r.row / FEW_SUM_ROWS] = square;
 }
 
+/* sum += weight * result of FEW_SUM_SLOTS slots from `slot` on, in their order; all are read before
+ * the first is added. y: the first result of the row's tile; slots from n_used on have none. By
+ * whole warps. */
+static __device__ inline void few_sum_slots(float &sum, const k_bf16 *y, const few_sum_row &r,
+                                            int slot, int n_used)
+{
+    float results[FEW_SUM_SLOTS], weights[FEW_SUM_SLOTS];
+    bool has[FEW_SUM_SLOTS];
+
+#pragma unroll
+    for (int i = 0; i < FEW_SUM_SLOTS; i++) {
+        int place = __shfl_sync(~0U, r.place, slot + i);
+
+        weights[i] = __shfl_sync(~0U, r.weight, slot + i);
+        has[i] = slot + i < n_used && place >= 0;
+        results[i] = has[i] ? load_bf16(y + place * FEW_SUM_ROWS + r.row % FEW_SUM_ROWS) : 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < FEW_SUM_SLOTS; i++) {
+        if (has[i])
+            sum = __fmaf_rn(weights[i], results[i], sum);
+    }
+}
+
 /* After all items. */
 static __device__ inline void few_sum_end(const few_results &s, const struct experts_end &e,
                                           const few_sum_row &r, int first, int last, int n_touched)
@@ -124,14 +149,8 @@ static __device__ inline void few_sum_end(const few_results &s, const struct exp
     factor = few_sum_factor(s, e);
     if (has && e.c.adds)
         sum = factor * load_bf16(&r.own);
-    for (int slot = 0; slot < e.c.n_used; slot++) {
-        int place = __shfl_sync(~0U, r.place, slot);
-        float weight = __shfl_sync(~0U, r.weight, slot);
-
-        if (has && place >= 0)
-            sum = __fmaf_rn(weight, load_bf16(&s.y[tile * n_touched + place][r.row % FEW_SUM_ROWS]),
-                            sum);
-    }
+    for (int slot = 0; slot < e.c.n_used; slot += FEW_SUM_SLOTS)
+        few_sum_slots(sum, &s.y[tile * n_touched][0], r, slot, has ? e.c.n_used : 0);
     if (e.residual != NULL)
         few_sum_residual(e, r, sum, has);
     else if (has)

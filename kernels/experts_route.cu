@@ -29,6 +29,7 @@
 #define SLICED_MAX  1024 /* tokens up to which each slice has a warp */
 #define AHEAD       4    /* chunks of a slice that a warp has requested, where tokens are few */
 #define SCAN        1024
+#define ROUTE_ALONE 132 /* logits of which two a block leave room for blocks of experts_one.cu */
 
 /* --- logits ----------------------------------------------------------------------------------- */
 
@@ -271,6 +272,15 @@ static __device__ inline void route_find_factors(float *factors, const route_arg
         a.m.inverse[token + warp] = factor;
 }
 
+/* Before experts_one.cu: no element of ff is a result. */
+static __device__ inline void route_fill_ff(const route_args &a)
+{
+    int at = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+
+    for (; a.ff != NULL && at < a.n_ff; at += (int)(gridDim.x * blockDim.x))
+        a.ff[at] = make_uint4(~0U, ~0U, ~0U, ~0U);
+}
+
 /* Logits of some experts and 8 tokens by a block with a warp for each slice, after the previous
  * kernel. FEW: a tile has at most 8 experts. sums: shared memory [SLICES][TILE][8]. */
 template <bool FEW>
@@ -288,6 +298,7 @@ static __device__ inline void route_make_logits(const route_args &a, int expert,
         route_begin_weights(ahead, tile, a, warp);
         experts_wait_for_previous();
         route_begin_inputs(ahead, tile, a, warp);
+        route_fill_ff(a);
         route_find_factors(factors, a, token);
         route_end_slice(acc, ahead, tile, a, warp);
     } else {
@@ -662,7 +673,7 @@ static int route_few(route_args &a, k_stream stream)
     size_t sorting = (size_t)a.n_own + 1 + ((n_routes + 31) / 32 * a.n_own + 1) / 2;
     size_t words = route_choice_words(a);
 
-    a.high = a.n <= WARPS ? 2 : TILE / 2;
+    a.high = a.n > WARPS ? TILE / 2 : a.ff != NULL && a.n_logits > ROUTE_ALONE ? 4 : 2;
     words = words > sorting ? words : sorting;
     words = words > logits ? words : logits;
     if (route_allow_shared(route_kernel, words * sizeof(uint32_t)) != 0)

@@ -583,50 +583,6 @@ static void check_results(struct run *r, int n, const char *name)
     free(got), free(again), free(own), free(want);
 }
 
-/* x that is normed by half: the reference gets what is normed. */
-static void check_half_normed(struct run *r, int n)
-{
-    size_t n_x = (size_t)n * (size_t)r->s.dim, n_sums = n_x / 16;
-    float *sums = gpu_random(n_sums, 1.0f), *x = r->x;
-
-    r->x = malloc(n_x * sizeof *x);
-    for (size_t i = 0; i < n_sums; i++)
-        sums[i] = 2.0f + sums[i];
-    for (size_t token = 0; token < (size_t)n; token++) {
-        size_t dim = (size_t)r->s.dim;
-        double sum = 0.0;
-
-        for (size_t i = 0; i < dim / 16; i++)
-            sum += (double)sums[token * (dim / 16) + i];
-        for (size_t i = 0; i < dim; i++)
-            r->x[token * dim + i] =
-                x[token * dim + i] * (float)(1.0 / sqrt(sum / (double)dim + 1e-3));
-    }
-    r->norm = (struct k_half_normed){gpu_array(sums, n_sums * sizeof *sums), r->s.dim / 16, 1e-3f};
-    check_routes(r, NULL, NULL, n, "normed by half");
-    check_results(r, n, "normed by half");
-    r->norm.sums = NULL;
-    free(r->x), free(sums);
-    r->x = x;
-}
-
-/* The last token of n, and of fewer, gets the same bits. */
-static void check_alone(struct run *r, int n, int fewer)
-{
-    size_t dim = (size_t)r->s.dim;
-    float *all = malloc((size_t)n * dim * sizeof *all),
-          *some = malloc((size_t)n * dim * sizeof *all);
-
-    route(r, r->dev_x, NULL, n);
-    run_experts(r, r->dev_x, NULL, n, all);
-    route(r, r->dev_x + (size_t)(n - fewer) * dim, NULL, fewer);
-    run_experts(r, r->dev_x + (size_t)(n - fewer) * dim, NULL, fewer, some);
-    ok(memcmp(all + (size_t)(n - 1) * dim, some + (size_t)(fewer - 1) * dim, dim * sizeof *all) ==
-           0,
-       "a token of %d and of %d: the same bits", n, fewer);
-    free(all), free(some);
-}
-
 /* One token whose choice is left to the first product: twice, each after another token's choice,
  * and as padding. */
 static void check_late(struct run *r)
@@ -660,6 +616,91 @@ static void check_late(struct run *r)
     ok(same, "a padding token has no experts");
     free(got);
     free(want);
+}
+
+/* x that is normed by half: the reference gets what is normed. */
+static void check_half_normed(struct run *r, int n)
+{
+    size_t n_x = (size_t)n * (size_t)r->s.dim, n_sums = n_x / 16;
+    float *sums = gpu_random(n_sums, 1.0f), *x = r->x;
+
+    r->x = malloc(n_x * sizeof *x);
+    for (size_t i = 0; i < n_sums; i++)
+        sums[i] = 2.0f + sums[i];
+    for (size_t token = 0; token < (size_t)n; token++) {
+        size_t dim = (size_t)r->s.dim;
+        double sum = 0.0;
+
+        for (size_t i = 0; i < dim / 16; i++)
+            sum += (double)sums[token * (dim / 16) + i];
+        for (size_t i = 0; i < dim; i++)
+            r->x[token * dim + i] =
+                x[token * dim + i] * (float)(1.0 / sqrt(sum / (double)dim + 1e-3));
+    }
+    r->norm = (struct k_half_normed){gpu_array(sums, n_sums * sizeof *sums), r->s.dim / 16, 1e-3f};
+    check_routes(r, NULL, NULL, n, "normed by half");
+    check_results(r, n, "normed by half");
+    if (n == 1)
+        check_late(r);
+    r->norm.sums = NULL;
+    free(r->x), free(sums);
+    r->x = x;
+}
+
+/* The last token of n, and of fewer, gets the same bits. */
+static void check_alone(struct run *r, int n, int fewer)
+{
+    size_t dim = (size_t)r->s.dim;
+    float *all = malloc((size_t)n * dim * sizeof *all),
+          *some = malloc((size_t)n * dim * sizeof *all);
+
+    route(r, r->dev_x, NULL, n);
+    run_experts(r, r->dev_x, NULL, n, all);
+    route(r, r->dev_x + (size_t)(n - fewer) * dim, NULL, fewer);
+    run_experts(r, r->dev_x + (size_t)(n - fewer) * dim, NULL, fewer, some);
+    ok(memcmp(all + (size_t)(n - 1) * dim, some + (size_t)(fewer - 1) * dim, dim * sizeof *all) ==
+           0,
+       "a token of %d and of %d: the same bits", n, fewer);
+    free(all), free(some);
+}
+
+/* The residual's end of one token, of both ways to choose: the same bits, each time. */
+static void check_late_residual(struct run *r)
+{
+    const int sms[] = {SMS, SMS, 3, SMS};
+    size_t dim = (size_t)r->s.dim, bytes = dim * sizeof(float);
+    float *x = gpu_random(dim, 1.0f), *norm = gpu_random(dim, 1.0f), *own = gpu_random(dim, 1.0f);
+    float *want = malloc(3 * bytes), *got = malloc(3 * bytes);
+    const struct k_combining c = {.x = r->dev_x,
+                                  .switches = r->dev_switches,
+                                  .adds = true,
+                                  .n_used = r->s.n_used,
+                                  .dim = r->s.dim};
+    const struct k_mixing_input in = input_of(r, r->dev_x, NULL, 1);
+
+    for (size_t turn = 0; turn <= sizeof sms / sizeof sms[0]; turn++) {
+        struct k_product p = {.residual = gpu_array(x, bytes),
+                              .norm = gpu_bf16(norm, dim),
+                              .normed = gpu_array(NULL, dim * sizeof(k_bf16)),
+                              .sums_out = gpu_array(NULL, dim / 16 * sizeof(float))};
+        const struct k_mixing_end end = {gpu_bf16(own, dim), &c, &p};
+        float *to = turn == 0 ? want : got, *normed;
+
+        if (turn == 0) {
+            route(r, r->dev_x, NULL, 1);
+            gpu_must(k_run_experts(&r->m, &in, &end, SMS, device_cuda_stream(gpu)));
+        } else {
+            gpu_must(k_mix_experts(&r->m, &in, &end, sms[turn - 1], device_cuda_stream(gpu)));
+        }
+        ok(gpu_get(to, p.residual, bytes), "guard bands are whole");
+        ok(gpu_get(to + dim, p.sums_out, bytes / 16), "guard bands are whole");
+        normed = gpu_floats(p.normed, dim);
+        memcpy(to + dim + dim / 16, normed, bytes);
+        free(normed);
+        ok(memcmp(to, want, 2 * bytes + bytes / 16) == 0, "a residual, turn %zu: the same bits",
+           turn);
+    }
+    free(x), free(norm), free(own), free(want), free(got);
 }
 
 /* The sum goes on to the residual and to the norm of the next product. Few multiprocessors have
@@ -732,6 +773,7 @@ static void check_shape(struct shape s, struct k_format f, int n_max, const char
     if (n_max > many)
         check_alone(&r, n_max, many);
     if (s.dim % 16 == 0) {
+        check_late_residual(&r);
         check_residual(&r, 5, true, SMS);
         check_residual(&r, 1, false, SMS);
         check_residual(&r, 1, true, 3);
@@ -771,6 +813,8 @@ int main(void)
     check_shape((struct shape){12, 3, 336, 192, 0, 12}, blocks, 200, "e4m3 in blocks, not whole");
     check_shape((struct shape){16, 4, 272, 304, 0, 16}, by_row, 513, "e4m3 by row");
     check_shape((struct shape){6, 2, 640, 640, 0, 6}, blocks, 300, "e4m3 in blocks");
+    check_shape((struct shape){64, 9, 512, 1536, 0, 64}, by_row, 9, "e4m3 by row");
+    check_shape((struct shape){24, 8, 2064, 112, 8, 12}, by_row, 9, "e4m3 by row");
     check_shape((struct shape){32, 4, 320, 320, 0, 32}, plain, 513, "bf16");
     check_shape((struct shape){5, 2, 64, 32, 0, 5}, mxfp4, 80, "MXFP4");
     check_shape((struct shape){5, 2, 96, 36, 0, 5}, mxfp4, 80, "MXFP4, then bf16");
