@@ -76,7 +76,7 @@ int experts_few_sum(const struct experts_product *p, const struct experts_end *e
                     enum experts_format format, int n_sms, k_stream stream);
 /* experts_one.cu: experts_few_choose() and experts_few_sum() in one launch, with the same bits, for
  * shapes that experts_one_takes(). The launch in front fills first->out with ones (ff of
- * route_args). There are n_sms blocks, which wait for each other, so a device that cannot run all of
+ * route_args). There are n_sms blocks, which wait for each other: a device that cannot run all of
  * them at the same time takes no shape. */
 bool experts_one_takes(const struct experts_product *first, const struct experts_product *second,
                        enum experts_format in, enum experts_format down, int n_sms);

@@ -4,8 +4,8 @@
  *
  *   logits -> choice -> gates and ups -> ff, in memory -> downs -> sum by slots -> out, or residual
  *
- * Split: a block for each multiprocessor, with the items and tiles of experts_few.cu: a run of items
- * of the first product, and some tiles of the second one with the items of all experts. A warp's
+ * Split: a block per multiprocessor, with the items and tiles of experts_few.cu: a run of items of
+ * the first product, and some tiles of the second one with the items of all experts. A warp's
  * ring of boxes runs on from the first product to the second, so weights of the second one are on
  * their way while the first is multiplied. They must not be before those of the first: rings are
  * short, and pairs of warps without an item of the first product wait until half of it is done.
@@ -196,7 +196,7 @@ static __device__ inline one_items one_items_of_block(const one_args &a, int n_t
             few_sum_first(a.second.n_tiles, blockIdx.x + 1)};
 }
 
-/* The first item of a pair in the second product: pairs with fewer items of the first come first. */
+/* The first item of a pair in the second product: pairs with fewer items of the first are first. */
 static __device__ inline int one_second_item(const one_items &items, int n_touched, int pair)
 {
     return items.first_tile * n_touched + PAIRS - 1 - pair;
@@ -235,7 +235,7 @@ static __device__ inline few_column<EXPERTS_BY_ROW> one_inputs(const uint4 *x)
 }
 
 /* The sums of a warp's boxes of an item; x: the eights of the warp's first one, the next one's are
- * `step` boxes further on. halfway: a box of the warp after which idle warps may begin; -1: none. */
+ * `step` boxes further on. halfway: a box of the warp after which idle warps may begin, or -1. */
 template <int FORMAT>
 static __device__ inline void one_multiply(float (&acc)[4], one_ring &r, const one_args &a,
                                            const one_product &p, const few_item &it, const uint4 *x,
@@ -433,7 +433,7 @@ static __device__ inline void one_store_x(uint4 *to, const one_product &p)
             i * 8 < p.p.n_in ? __ldcg((const uint4 *)(p.p.x + i * 8)) : make_uint4(0, 0, 0, 0);
 }
 
-/* Choose the experts, by a warp of its own; all others are let go when they are known. goes: it is no
+/* Choose the experts, by a warp of its own; all others are let go when they are known. goes: no
  * rehearsal. */
 static __device__ inline void one_choose(one_shared &s, const route_args &c, bool is_padding,
                                          bool goes)

@@ -73,7 +73,8 @@ int tables_init(struct tables *t, const struct tables_limits *limits, struct pag
     t->copies_cap = (limits->max_num_seqs + 2) * (t->n_token_groups + 2 * t->n_state_pages);
     t->evictions = mem_zalloc_array((size_t)t->evictions_cap, sizeof *t->evictions);
     t->copies = mem_zalloc_array((size_t)t->copies_cap, sizeof *t->copies);
-    if (t->evictions == NULL || t->copies == NULL)
+    t->used = mem_zalloc_array((size_t)t->evictions_cap, sizeof *t->used);
+    if (t->evictions == NULL || t->copies == NULL || t->used == NULL)
         return ERR_NO_MEMORY;
     return ERR_OK;
 }
@@ -82,8 +83,10 @@ void tables_fini(struct tables *t)
 {
     mem_free(t->evictions);
     mem_free(t->copies);
+    mem_free(t->used);
     t->evictions = NULL;
     t->copies = NULL;
+    t->used = NULL;
 }
 
 /* The eviction is only listed; the engine saves the page before the step that overwrites it. */
@@ -278,7 +281,36 @@ int tables_match(const struct tables *t, const struct seq *seq, struct hash *cha
     return tables_reach(t, seq, tables_on_device, &device, chain);
 }
 
-/* Likewise; and note in seq what groups have beyond that, and where a snapshot was missed. */
+/* The prompt that comes next may be the one that was used longest ago, as where prompts come in
+ * turn. A page has one name, so none is listed twice. */
+void tables_use_prefix(struct tables *t, const struct seq *seq, int n)
+{
+    struct tables_name names[TABLES_NAMES_MAX];
+    int block = t->limits.page_tokens, n_used = 0;
+    struct hash chain = seq->root;
+
+    for (int i = 0; i < n; i++) {
+        struct hash before = chain;
+        int n_names;
+
+        chain = prefix_name(&before, seq->tokens + (size_t)i * (size_t)block, block);
+        n_names = tables_names(t, i, n, &chain, &before, names);
+        for (int part = 0; part < n_names; part++) {
+            int32_t page = pages_look(t->pages, &names[part].name);
+
+            if (page != -1)
+                t->used[n_used++] = page;
+        }
+    }
+    while (n_used > 0) {
+        int32_t page = t->used[--n_used];
+
+        pages_ref(t->pages, page);
+        pages_unref(t->pages, page);
+    }
+}
+
+/* As tables_match(); and note in seq what groups have beyond, and where a snapshot was missed. */
 static int tables_search(const struct tables *t, struct seq *seq)
 {
     struct tables_device device = {.pages = t->pages, .maker = seq->maker};

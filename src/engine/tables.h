@@ -69,6 +69,8 @@ struct tables {
     int n_copies;
     int copies_cap;
 
+    int32_t *used; /* int32 [evictions_cap]: work memory of tables_use_prefix() */
+
     uint64_t n_parts;     /* pages copied for their first tokens; never falls */
     uint64_t n_snapshots; /* snapshots taken; never falls */
 };
@@ -117,6 +119,10 @@ int tables_reusable(const struct seq *seq);
 
 /* The longest prefix of seq that pages on the device can serve, in pages; takes no references. */
 int tables_match(const struct tables *t, const struct seq *seq, struct hash *chain);
+
+/* Of the pages that a prefix of n pages of seq needs, those that are on the device become its most
+ * recently used ones, the first page last: so pages that are taken for the others are not these. */
+void tables_use_prefix(struct tables *t, const struct seq *seq, int n);
 
 /* --- a sequence's tables --- */
 

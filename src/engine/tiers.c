@@ -324,6 +324,8 @@ static enum tiers_asked tiers_ask(struct engine *e, struct seq *seq, int i,
         wish.slot = tiers_find(e, &wish.name.name, wish.tokens, reads);
         if (wish.slot == -2)
             return TIERS_NOWHERE;
+        if (seq->n_loading == 0)
+            tables_use_prefix(&e->sched.tables, seq, seq->n_goal);
         if (!tiers_load_page(e, seq, &wish))
             return TIERS_NO_ROOM;
     }

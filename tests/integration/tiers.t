@@ -82,6 +82,20 @@ with tap.section("host memory"), tiers() as s:
     tap.eq(s.metric("quire:fronts_attached"), 2, "which takes no lane")
     tap.ok(s.idle(), "nothing is left")
 
+# Five texts of 24 pages in turn, of which the device holds four and most of the fifth: each is the
+# least recently used one when it comes again, so pages that it lacks must not take its own.
+with tap.section("one more than there is room for"), Stack(
+        engine=["--num-pages", "110", "--max-model-len", "400"], host="64M") as s:
+    texts = [[256 + (i * 97 + k * 31) % 1000 for k in range(24 * 16 + 1)] for i in range(5)]
+
+    def cached(tokens):
+        r = s.post("/v1/completions", s.completion(tokens, max_tokens=1))
+        return r.json["usage"]["prompt_tokens_details"]["cached_tokens"] if r.status == 200 else r.text
+    tap.eq([cached(t) for t in texts], [0] * 5, "new texts")
+    tap.ok(saved(s, 5 * 24), "pages go to host memory")
+    for turn in ("second", "third", "fourth"):
+        tap.eq([cached(t) for t in texts], [24 * 16] * 5, "all of each text, the %s time" % turn)
+
 with tap.section("a crowd that is preempted"), tiers() as s:
     answers = crowd(3 * N, lambda k: s.post(chat, dict(body(s, k % N), max_tokens=40)).json[
         "choices"][0]["message"]["content"])
