@@ -24,6 +24,7 @@ LEN, N_PROMPTS = 2200, 64 if LONG else 16
 # Agents share descriptions of tools; each turn adds what was said and a tool's answer.
 N_TOOLS, N_AGENTS, N_TURNS = (4, 24, 8) if LONG else (2, 8, 5)
 TOOLS, ANSWER, OUTPUT, THOUGHT = 3000 if LONG else 1500, (100, 400), 40, 24
+TIGHT = 6000 if LONG else 1600  # pages; all agents' newest take twice as many
 GROUPS = "quire:prefix_cache_group_hits_total"
 
 
@@ -170,6 +171,19 @@ def ask_as_tenants():
         tap.eq(by_group(s), {"full": 1184, "state": 1184}, "operators see both hits")
 
 
+def run_tight(n_pages):
+    """The agents again, with room on the device for some of their pages, and host memory for all."""
+    tap.section("host memory behind %d pages" % n_pages)
+    with Stack(model=twin.small("dddf"), host="256M",
+               engine=["--num-pages", n_pages, "--max-model-len", 8192, "--max-num-seqs", 8]) as s:
+        whole, turns = play(s)
+        found = sum(c for c, _, _ in turns)
+        tap.note("agents: %d of %d; from host memory %d, pages there %d"
+                 % (found, whole, s.metric("quire:host_prefix_cache_hits_total"),
+                    s.metric("quire:kv_host_pages")))
+        return found
+
+
 prompts, agents = draw_prompts(), draw_agents()
 compare_types()
 ask_as_tenants()
@@ -181,4 +195,6 @@ tap.ok(max(less) < STRIDE, "each prompt finds what it does without states, less 
        % (min(less), max(less)))
 tap.ok(sum(dense) > N_PROMPTS * 700, "which is much: %d tokens, and %d" % (sum(dense), sum(hits)))
 tap.ok(cached >= 0.95 * most, "agents find %.1f%% of theirs: %d of %d" % (100 * cached / most, cached, most))
+tight = run_tight(TIGHT)
+tap.ok(tight >= 0.95 * most, "so they do with a part of the pages: %.1f%%" % (100 * tight / most))
 tap.done()
