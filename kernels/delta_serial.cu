@@ -258,7 +258,7 @@ static __global__ void __launch_bounds__(THREADS) delta_serial_kernel(const delt
     delta_keep_inputs(a, part);
 }
 
-template <bool by_channel> static int delta_launch_form(const delta_args &a, k_stream stream)
+template <bool by_channel> static int delta_launch_tokens(const delta_args &a, k_stream stream)
 {
     using rows_of = delta_rows<by_channel>;
     const struct k_delta_shape *s = &a.d.shape;
@@ -276,6 +276,6 @@ template <bool by_channel> static int delta_launch_form(const delta_args &a, k_s
 
 int delta_launch_serial(const delta_args &a, k_stream stream)
 {
-    return a.d.shape.by_channel ? delta_launch_form<true>(a, stream)
-                                : delta_launch_form<false>(a, stream);
+    return a.d.shape.by_channel ? delta_launch_tokens<true>(a, stream)
+                                : delta_launch_tokens<false>(a, stream);
 }

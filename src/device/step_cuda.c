@@ -30,9 +30,8 @@
 
 #define ALIGN      256
 #define SPREAD_MAX K_RUN_MAX /* tokens of a sequence in a recorded step */
-#define ORDERED_MAX \
-    16 /* tokens of a recorded step in order: in larger ones the empty sequences cost more than the
-        * launches */
+/* Tokens of a recorded step in order: in larger ones empty sequences cost more than launches. */
+#define ORDERED_MAX 16
 #define HISTORY_MAX \
     ((size_t)2 << 20) /* tokens of histories copied at a time: pinning more would
                        * be slow */
@@ -741,7 +740,6 @@ static void step_rename(struct cuda *c)
     cuda_keep(c, rc, "ids of a head");
 }
 
-/* Enqueues everything; nothing waits here unless histories exceed their room. */
 /* Each row's logits come from its own place or from behind it, so none are overwritten before. */
 void step_place_rows(struct device *d, float *logits)
 {
@@ -766,6 +764,7 @@ void step_place_rows(struct device *d, float *logits)
     cuda_leave(before);
 }
 
+/* Enqueues everything; nothing waits here unless histories exceed their room. */
 void step_sample(struct device *d, float *logits)
 {
     struct cuda *gpu = cuda_of(d);
