@@ -29,10 +29,10 @@ import time
 import traceback
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-SRCDIR = os.environ.get("srcdir") or os.path.dirname(os.path.dirname(HERE))
+SRCDIR = os.path.abspath(os.environ.get("srcdir") or os.path.dirname(os.path.dirname(HERE)))
 DEVICE = os.environ.get("QUIRE_TEST_DEVICE", "cpu")  # cuda: the same tests on a GPU
 KERNELS = os.environ.get("QUIRE_TEST_KERNELS", "auto")  # portable: with the portable kernels
-BUILDDIR = os.environ.get("builddir") or os.path.join(SRCDIR, "build")
+BUILDDIR = os.path.abspath(os.environ.get("builddir") or os.path.join(SRCDIR, "build"))
 MODEL = os.path.join(SRCDIR, "tools", "demo-model", "model")
 GOLDEN = os.path.join(SRCDIR, "tests", "golden", "demo")
 MODEL_NAME = "demo"
