@@ -5,6 +5,8 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 void ask_init(struct ask *a, const char *command)
 {
@@ -66,6 +68,7 @@ bool ask_take(struct ask *a, int option, const char *value)
 
     switch (option) {
     case ASK_URL:
+        a->has_url = true;
         if (http_url_read(&a->url, value, why, sizeof why) == ERR_OK)
             return true;
         (void)fprintf(stderr, "%s: --url: %s\n", a->command, why);
@@ -135,8 +138,8 @@ bool ask_find_model(struct ask *a)
     if (rc != ERR_OK)
         (void)fprintf(stderr, "%s: %s%s\n", a->command, http.why,
                       rc != ERR_ENGINE_GONE ? ""
-                                            : "; start a server with quire serve FOLDER, or name "
-                                              "one with --url");
+                                            : "; start a server with quire serve FOLDER, name one "
+                                              "with --url, or start one with --model FOLDER");
     if (rc == ERR_OK && http.status != 200)
         ask_refusal(&http, text, sizeof text);
     else if (rc == ERR_OK && !(good = ask_read_model(a, &http)))
@@ -145,6 +148,54 @@ bool ask_find_model(struct ask *a)
         (void)fprintf(stderr, "%s: %s\n", a->command, text);
     http_close(&http);
     return good;
+}
+
+int ask_take_settings(struct ask *a, int argc, char **argv)
+{
+    int first, n = private_split(argc, argv, &first);
+
+    a->settings = argv + first;
+    a->n_settings = argc - first;
+    return n;
+}
+
+/* A folder with config.json, or a GGUF file. Other names are those of a server's models. */
+static bool ask_is_model(const char *path)
+{
+    char config[4096];
+    struct stat st;
+    size_t len = strlen(path);
+
+    if (stat(path, &st) == -1)
+        return false;
+    if (S_ISREG(st.st_mode))
+        return len > 5 && strcmp(path + len - 5, ".gguf") == 0;
+    return snprintf(config, sizeof config, "%s/config.json", path) < (int)sizeof config &&
+           access(config, R_OK) == 0;
+}
+
+bool ask_connect(struct ask *a, struct private_server *server, const volatile sig_atomic_t *stop)
+{
+    char path[sizeof a->model];
+
+    if (a->path == NULL && !a->has_url && ask_is_model(a->model)) {
+        memcpy(path, a->model, sizeof path);
+        a->path = path;
+    }
+    if (a->path == NULL && a->n_settings > 0) {
+        (void)fprintf(stderr, "%s: settings after -- are for a server that --model FOLDER starts\n",
+                      a->command);
+        return false;
+    }
+    if (a->path != NULL) {
+        if (isatty(STDERR_FILENO) == 1)
+            (void)fprintf(stderr, "%s: starting %s\n", a->command, a->path);
+        if (!private_start(server, a->path, a->settings, a->n_settings, stop, &a->url))
+            return false;
+        a->path = NULL;
+        a->model[0] = '\0'; /* the server names it */
+    }
+    return ask_find_model(a);
 }
 
 void ask_add_message(struct buf *messages, const char *role, const char *content, size_t len)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What quire chat and quire generate have in common: the options about the server and about
- * sampling, and the reading of its answers. */
+ * Shared by quire chat and quire generate: the options about the server and about sampling, the
+ * start of a private server, and the reading of answers. */
 #ifndef QUIRE_TOOLS_ASK_H
 #define QUIRE_TOOLS_ASK_H
 
@@ -12,6 +12,7 @@
 #include "base/json.h"
 #include "base/mem.h"
 #include "tools/http.h"
+#include "tools/private.h"
 
 #define ASK_SILENCE_S 660 /* nginx gives up after 600 s without a byte */
 
@@ -52,22 +53,29 @@ enum ask_option {
         {"system", required_argument, NULL, ASK_SYSTEM}, ASK_NUMBERS(ASK_LONG_NUMBER)
 
 /* The lines about these options for a command's --help. */
-#define ASK_USAGE                                                                            \
-    "  --url URL             http://127.0.0.1:8000   server: plain http, or unix:PATH\n"     \
-    "  --model NAME                                  default: the server's first\n"          \
-    "  --api-key KEY                                 default: none\n"                        \
-    "  --system TEXT                                 the system's message\n"                 \
-    "  --temperature X, --top-p X, --top-k N, --min-p X, --max-tokens N, --seed N,\n"        \
-    "  --presence-penalty X, --frequency-penalty X, --repetition-penalty X\n"                \
-    "                                                default: the model's\n"                 \
-    "  --extra JSON                                  an object with further fields of the\n" \
+#define ASK_USAGE                                                                             \
+    "  --url URL             http://127.0.0.1:8000   server: plain http, or unix:PATH\n"      \
+    "  --model NAME                                  default: the server's first. A folder\n" \
+    "                                                or FILE.gguf without --url: a private\n" \
+    "                                                server, which ends with this command;\n" \
+    "                                                settings of quire serve follow --\n"     \
+    "  --api-key KEY                                 default: none\n"                         \
+    "  --system TEXT                                 the system's message\n"                  \
+    "  --temperature X, --top-p X, --top-k N, --min-p X, --max-tokens N, --seed N,\n"         \
+    "  --presence-penalty X, --frequency-penalty X, --repetition-penalty X\n"                 \
+    "                                                default: the model's\n"                  \
+    "  --extra JSON                                  an object with further fields of the\n"  \
     "                                                request\n"
 
 struct ask {
     const char *command; /* begins messages: "quire chat" */
     struct http_url url;
     const char *key, *system; /* "": none */
-    char model[256];
+    char model[256];          /* its name, or a path until ask_connect() */
+    bool has_url;
+    const char *path; /* of the model of a private server; NULL: the server runs already */
+    char **settings;  /* [n_settings] further arguments of the private server */
+    int n_settings;
     struct buf fields; /* members of a JSON object, each followed by a comma */
 };
 
@@ -77,8 +85,18 @@ void ask_init(struct ask *a, const char *command);
 /* Take an option; false: its value is bad (printed). option is below ASK_OWN and not ASK_HELP. */
 bool ask_take(struct ask *a, int option, const char *value);
 
+/* Take the arguments behind "--" as settings of a private server. Returns the number of arguments
+ * before it, which are the command's own. */
+int ask_take_settings(struct ask *a, int argc, char **argv);
+
 /* Ask the server for its model's name unless --model gave one. False: the reason was printed. */
 bool ask_find_model(struct ask *a);
+
+/* Start a private server if path is set, or if --model names a model's folder or GGUF file of this
+ * disk and there is no --url; then ask_find_model().
+ * False: the reason was printed, or *stop was set. The caller calls private_end() in either case.
+ * Called by the main thread; blocks until the model is loaded. */
+bool ask_connect(struct ask *a, struct private_server *server, const volatile sig_atomic_t *stop);
 
 /* The sentence of an answer with an error status, from its JSON if it has some. Reads the body. */
 void ask_refusal(struct http *h, char *text, size_t cap);

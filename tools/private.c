@@ -120,6 +120,16 @@ bool private_start(struct private_server *p, const char *model, char **settings,
     return good;
 }
 
+int private_split(int argc, char **argv, int *first)
+{
+    int n = 1;
+
+    while (n < argc && strcmp(argv[n], "--") != 0)
+        n++;
+    *first = n < argc ? n + 1 : argc;
+    return n;
+}
+
 void private_end(struct private_server *p)
 {
     int status;

@@ -29,6 +29,10 @@ struct private_server {
 bool private_start(struct private_server *p, const char *model, char **settings, int n_settings,
                    const volatile sig_atomic_t *stop, struct http_url *url);
 
+/* Arguments before "--" are the command's own, those behind it settings of the server. Returns the
+ * number of the former; *first is the index of the first setting, argc if there is none. */
+int private_split(int argc, char **argv, int *first);
+
 void private_end(struct private_server *p); /* accepts one that was not started; blocks */
 
 #endif

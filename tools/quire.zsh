@@ -72,9 +72,32 @@ case $CURRENT,${words[2]-} in
         ;;
     *,chat)
         words_of_command="
-            --api-key --extra --frequency-penalty --help --max-tokens --min-p --model
-            --presence-penalty --repetition-penalty --seed --system --temperature --top-k
-            --top-p --url"
+            --admin-key-file --api-key --cache-per-key --chat-template
+            --chat-template-content-format --client-priority-min --client-retention-max
+            --client-special-tokens --client-stall-s --config --convert --cpu-inputs
+            --cpu-kv-bytes --cpu-threads --data-parallel-rank --data-parallel-size
+            --default-chat-template-kwargs --device --disable-custom-all-reduce
+            --drain-timeout-s --enable-expert-parallel --enable-force-include-usage
+            --enable-lora --enable-prefix-caching --engine-socket --engine-wait-ms --extra
+            --frequency-penalty --front-threads --gemm-table --generation-config --gpu-inputs
+            --gpu-memory-utilization --health-stall-s --help --hf-overrides --itl-target-ms
+            --keepalive-s --kernels --kv-cache-dtype --kv-host-bytes --kv-host-file
+            --kv-retained-pct --kv-store-bytes --kv-store-dir --kv-store-reserve-bytes
+            --lane-arena-bytes --lane-slots --listen --load-format --log-level
+            --long-prefill-token-threshold --lora-dir --lora-modules --mamba-ssm-cache-dtype
+            --master-addr --master-port --max-body-bytes --max-choices --max-cpu-loras
+            --max-lanes --max-logprobs --max-lora-rank --max-loras --max-model-len
+            --max-num-batched-tokens --max-num-queued-reqs --max-num-queued-tokens
+            --max-num-seqs --max-stop-strings --max-tokens --min-p --model --models-dir
+            --models-max --models-memory --models-run --nnodes --node-rank --num-pages
+            --otlp-traces-endpoint --override-generation-config --override-pooler-config
+            --page-tokens --pipeline-parallel-size --pooler-config --presence-penalty
+            --quantization --queue-timeout-s --reasoning-parser --repetition-penalty
+            --response-role --responses-bytes --responses-days --responses-dir
+            --return-tokens-as-token-ids --runner --seed --served-model-name --sleep-after-s
+            --speculative-config --split-special-tokens --system --task --temperature
+            --tensor-parallel-size --tokenizer-cache-dir --tool-call-parser --top-k --top-p
+            --url --wake-timeout-s"
         ;;
     *,doctor)
         words_of_command="
@@ -108,9 +131,32 @@ case $CURRENT,${words[2]-} in
         ;;
     *,generate)
         words_of_command="
-            --api-key --concurrency --extra --frequency-penalty --help --json --max-tokens
-            --min-p --model --presence-penalty --prompt --raw --repetition-penalty --seed
-            --system --temperature --top-k --top-p --url"
+            --admin-key-file --api-key --cache-per-key --chat-template
+            --chat-template-content-format --client-priority-min --client-retention-max
+            --client-special-tokens --client-stall-s --concurrency --config --convert
+            --cpu-inputs --cpu-kv-bytes --cpu-threads --data-parallel-rank --data-parallel-size
+            --default-chat-template-kwargs --device --disable-custom-all-reduce
+            --drain-timeout-s --enable-expert-parallel --enable-force-include-usage
+            --enable-lora --enable-prefix-caching --engine-socket --engine-wait-ms --extra
+            --frequency-penalty --front-threads --gemm-table --generation-config --gpu-inputs
+            --gpu-memory-utilization --health-stall-s --help --hf-overrides --itl-target-ms
+            --json --keepalive-s --kernels --kv-cache-dtype --kv-host-bytes --kv-host-file
+            --kv-retained-pct --kv-store-bytes --kv-store-dir --kv-store-reserve-bytes
+            --lane-arena-bytes --lane-slots --listen --load-format --log-level
+            --long-prefill-token-threshold --lora-dir --lora-modules --mamba-ssm-cache-dtype
+            --master-addr --master-port --max-body-bytes --max-choices --max-cpu-loras
+            --max-lanes --max-logprobs --max-lora-rank --max-loras --max-model-len
+            --max-num-batched-tokens --max-num-queued-reqs --max-num-queued-tokens
+            --max-num-seqs --max-stop-strings --max-tokens --min-p --model --models-dir
+            --models-max --models-memory --models-run --nnodes --node-rank --num-pages
+            --otlp-traces-endpoint --override-generation-config --override-pooler-config
+            --page-tokens --pipeline-parallel-size --pooler-config --presence-penalty --prompt
+            --quantization --queue-timeout-s --raw --reasoning-parser --repetition-penalty
+            --response-role --responses-bytes --responses-days --responses-dir
+            --return-tokens-as-token-ids --runner --seed --served-model-name --sleep-after-s
+            --speculative-config --split-special-tokens --system --task --temperature
+            --tensor-parallel-size --tokenizer-cache-dir --tool-call-parser --top-k --top-p
+            --url --wake-timeout-s"
         ;;
     *,plan)
         words_of_command="

@@ -330,11 +330,8 @@ static int batch_options(struct batch *b, int argc, char **argv, int *settings)
                                             {"api-key", required_argument, NULL, BATCH_KEY},
                                             {"concurrency", required_argument, NULL, BATCH_AT_ONCE},
                                             {NULL, 0, NULL, 0}};
-    int opt, n_own = 1, status = -1;
+    int opt, n_own = private_split(argc, argv, settings), status = -1;
 
-    while (n_own < argc && strcmp(argv[n_own], "--") != 0)
-        n_own++;
-    *settings = n_own < argc ? n_own + 1 : argc;
     while (status == -1 && (opt = getopt_long(n_own, argv, "i:o:", options, NULL)) != -1)
         status = batch_option(b, opt, optarg);
     if (status != -1)

@@ -4,7 +4,7 @@
  * and the server finds its beginning in the prefix cache.
  *
  * Ctrl-C while an answer comes closes the connection, which stops the sequence in the engine; what
- * has come stays in the history. */
+ * has come stays in the history. With a model's folder a private server runs until the end. */
 #include <errno.h>
 #include <getopt.h>
 #include <signal.h>
@@ -30,10 +30,11 @@ struct chat {
 };
 
 static const char chat_usage[] =
-    "usage: quire chat [options]\n"
+    "usage: quire chat [FOLDER|FILE.gguf] [options] [-- settings]\n"
     "\n"
-    "Talks with a model of a running server (quire serve, or any with OpenAI's API). Lines go to\n"
-    "the model; a line that ends with \\ goes on in the next one.\n"
+    "Talks with a model: of a running server (quire serve, or any with OpenAI's API), or one of\n"
+    "this disk, which a private server loads. Lines go to the model; a line that ends with \\\n"
+    "goes on in the next one.\n"
     "\n" ASK_USAGE "\n"
     "  /reset   begin a new conversation\n"
     "  /exit    end; so does Ctrl-D\n"
@@ -245,11 +246,13 @@ int quire_chat(int argc, char **argv)
 {
     static const struct option options[] = {ASK_LONG_OPTIONS{NULL, 0, NULL, 0}};
     struct sigaction interrupt = {.sa_handler = chat_on_interrupt}; /* reads are not begun again */
+    struct private_server server = PRIVATE_NONE;
     static struct chat chat;
-    int opt, status;
+    int opt, status = 1, n_own;
 
     ask_init(&chat.ask, "quire chat");
-    while ((opt = getopt_long(argc, argv, "", options, NULL)) != -1) {
+    n_own = ask_take_settings(&chat.ask, argc, argv);
+    while ((opt = getopt_long(n_own, argv, "", options, NULL)) != -1) {
         if (opt == ASK_HELP) {
             (void)fputs(chat_usage, stdout);
             return 0;
@@ -259,15 +262,17 @@ int quire_chat(int argc, char **argv)
         if (opt == '?' || !ask_take(&chat.ask, opt, optarg))
             return 2;
     }
-    if (optind != argc) {
+    if (optind < n_own && !chat.ask.has_url)
+        chat.ask.path = argv[optind++];
+    if (optind != n_own) {
         (void)fputs(chat_usage, stderr);
         return 2;
     }
-    if (!ask_find_model(&chat.ask))
-        return 1;
     chat.is_terminal = isatty(STDIN_FILENO) && isatty(STDOUT_FILENO);
     (void)sigaction(SIGINT, &interrupt, NULL);
-    status = chat_run(&chat);
+    if (ask_connect(&chat.ask, &server, &chat_interrupted))
+        status = chat_run(&chat);
+    private_end(&server);
     buf_fini(&chat.ask.fields);
     buf_fini(&chat.messages);
     buf_fini(&chat.text);

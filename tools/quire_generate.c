@@ -8,8 +8,11 @@
  * as it is needed, and a slow answer holds back at most a window of others.
  *
  *    prompt i -> slot i % GENERATE_WINDOW -> standard output when 0 .. i - 1 are printed */
+#include <fcntl.h>
 #include <getopt.h>
+#include <poll.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,12 +27,22 @@
 #define GENERATE_WINDOW      4096
 #define GENERATE_TRIES       10 /* of a request that is refused because the server is full */
 #define GENERATE_WAIT_MAX_S  30
+#define GENERATE_TICK_MS     100 /* a signal ends the wait for input within it */
 
 enum {
     GENERATE_OPTION_PROMPT = ASK_OWN,
     GENERATE_OPTION_AT_ONCE,
     GENERATE_OPTION_JSON,
     GENERATE_OPTION_RAW
+};
+
+static volatile sig_atomic_t generate_stop; /* by a signal; a second one kills the process */
+
+/* Prompts, one per line. */
+struct generate_input {
+    int fd; /* -1: none */
+    size_t at, n;
+    char bytes[4096]; /* at .. n - 1 are not read yet */
 };
 
 struct generate_slot {
@@ -41,12 +54,12 @@ struct generate {
     struct ask ask;
     const char *prompts[GENERATE_PROMPTS];
     int n_prompts;
-    FILE *input; /* more prompts, one per line; NULL: none */
     int n_at_once;
     bool wants_json; /* JSON lines also for plain prompts */
     bool is_raw;     /* prompts go to the model without its chat template */
 
-    pthread_mutex_t input_lock; /* of the next two */
+    pthread_mutex_t input_lock; /* of the next three */
+    struct generate_input input;
     size_t n_taken;
     bool at_end;
 
@@ -69,12 +82,12 @@ struct generate_item {
 };
 
 static const char generate_usage[] =
-    "usage: quire generate [options] [--prompt TEXT]... [FILE|-]\n"
+    "usage: quire generate [options] [--prompt TEXT]... [FILE|-] [-- settings]\n"
     "\n"
-    "Sends prompts to a running server and prints the answers in the order of the prompts. A\n"
-    "line of FILE (-: standard input, also the default) is a prompt, or a JSON object with\n"
-    "\"prompt\" or \"messages\" and further fields of the request. Such lines are answered by\n"
-    "JSON lines:\n"
+    "Sends prompts to a running server, or to a private one for a model of this disk, and prints\n"
+    "the answers in the order of the prompts. A line of FILE (-: standard input, also the\n"
+    "default) is a prompt, or a JSON object with \"prompt\" or \"messages\" and further fields of\n"
+    "the request. Such lines are answered by JSON lines:\n"
     "{\"index\":0,\"text\":...,\"response\":{...}}, or {\"index\":0,\"error\":...}.\n"
     "\n" ASK_USAGE "  --concurrency N       16                      requests at once\n"
     "  --json                                        JSON lines also for plain prompts\n"
@@ -82,17 +95,35 @@ static const char generate_usage[] =
     "\n"
     "Exit status: 0; 1 when a prompt has no answer; 2 usage.\n";
 
-/* Read a line of any length. False: the input has ended. */
-static bool generate_read_line(FILE *input, struct buf *line)
+/* Read what there is. False: the input has ended, or the run stops. A terminal may give nothing for
+ * hours, and signals go to the main thread: so the wait is cut in pieces. */
+static bool generate_read(struct generate_input *input)
 {
-    char part[4096];
+    struct pollfd ready = {.fd = input->fd, .events = POLLIN};
+    ssize_t got;
 
-    while (fgets(part, sizeof part, input) != NULL) {
-        buf_add_text(line, part);
-        if (line->len > 0 && line->bytes[line->len - 1] == '\n') {
-            line->bytes[--line->len] = '\0';
+    while (!generate_stop && poll(&ready, 1, GENERATE_TICK_MS) != 1)
+        continue;
+    if (generate_stop)
+        return false;
+    got = read(input->fd, input->bytes, sizeof input->bytes);
+    input->at = 0;
+    input->n = got > 0 ? (size_t)got : 0;
+    return got > 0;
+}
+
+/* Read a line of any length. False: the input has ended. */
+static bool generate_read_line(struct generate_input *input, struct buf *line)
+{
+    while (input->at < input->n || generate_read(input)) {
+        const char *from = input->bytes + input->at;
+        const char *end = memchr(from, '\n', input->n - input->at);
+        size_t len = end != NULL ? (size_t)(end - from) : input->n - input->at;
+
+        buf_add(line, from, len);
+        input->at += len + (end != NULL);
+        if (end != NULL)
             return true;
-        }
     }
     return line->len > 0;
 }
@@ -109,7 +140,7 @@ static bool generate_take(struct generate *g, struct generate_item *item)
         good = true;
     }
     while (!good && !g->at_end && item->line.len == 0) {
-        g->at_end = g->input == NULL || !generate_read_line(g->input, &item->line);
+        g->at_end = g->input.fd == -1 || !generate_read_line(&g->input, &item->line);
         good = item->line.len > 0;
     }
     item->idx = g->n_taken;
@@ -135,8 +166,8 @@ static void generate_add_fields(struct generate_item *item)
 
 /* Read the line. A plain prompt is *text; so is the text of "prompt". False: it is not one of the
  * forms (why). */
-static bool generate_read(const struct generate *g, struct generate_item *item, const char **text,
-                          size_t *len)
+static bool generate_parse(const struct generate *g, struct generate_item *item, const char **text,
+                           size_t *len)
 {
     const struct json *prompt;
     char why[256];
@@ -176,7 +207,7 @@ static bool generate_make(const struct generate *g, struct generate_item *item)
     const char *text;
     size_t len;
 
-    if (!generate_read(g, item, &text, &len))
+    if (!generate_parse(g, item, &text, &len))
         return false;
     buf_clear(&item->body);
     buf_add_text(&item->body, "{\"model\":");
@@ -212,7 +243,8 @@ static int generate_try(const struct generate *g, struct generate_item *item, st
                                        item->is_chat ? "/v1/chat/completions" : "/v1/completions",
                                    .key = g->ask.key,
                                    .body = &item->body,
-                                   .silence_s = ASK_SILENCE_S};
+                                   .silence_s = ASK_SILENCE_S,
+                                   .stop = &generate_stop};
     struct http http = HTTP_CLOSED;
     int rc = item->body.failed ? ERR_NO_MEMORY : http_ask(&http, &request);
 
@@ -236,7 +268,7 @@ static int generate_ask(const struct generate *g, struct generate_item *item, st
 {
     int rc = ERR_OVERLOADED, wait_s = 0;
 
-    for (int i = 0; i < GENERATE_TRIES && rc == ERR_OVERLOADED; i++) {
+    for (int i = 0; i < GENERATE_TRIES && rc == ERR_OVERLOADED && !generate_stop; i++) {
         if (i > 0)
             clock_sleep_us((uint64_t)(wait_s < GENERATE_WAIT_MAX_S ? wait_s : GENERATE_WAIT_MAX_S) *
                            1000000u);
@@ -325,7 +357,7 @@ static void *generate_work(void *context)
     struct generate *g = context;
     struct generate_item item = {0};
 
-    while (generate_take(g, &item)) {
+    while (!generate_stop && generate_take(g, &item)) {
         struct buf out = {0};
         bool good;
 
@@ -348,8 +380,6 @@ static int generate_run(struct generate *g)
     static pthread_t threads[GENERATE_THREADS_MAX];
     int n = 0;
 
-    if (!ask_find_model(&g->ask))
-        return 1;
     while (n < g->n_at_once && pthread_create(&threads[n], NULL, generate_work, g) == 0)
         n++;
     if (n == 0)
@@ -359,7 +389,7 @@ static int generate_run(struct generate *g)
     if (g->n_failed > 0)
         (void)fprintf(stderr, "%s: %zu of %zu prompts have no answer\n", g->ask.command,
                       g->n_failed, g->n_taken);
-    return g->n_failed > 0 || ferror(stdout) ? 1 : 0;
+    return g->n_failed > 0 || generate_stop || ferror(stdout) ? 1 : 0;
 }
 
 /* Take one option. The exit status, or -1 to go on. */
@@ -400,12 +430,18 @@ static bool generate_open(struct generate *g, const char *path)
         return g->n_prompts > 0;
     }
     if (path == NULL || strcmp(path, "-") == 0)
-        g->input = stdin;
+        g->input.fd = STDIN_FILENO;
     else
-        g->input = fopen(path, "re");
-    if (g->input == NULL)
+        g->input.fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (g->input.fd == -1)
         perror(path);
-    return g->input != NULL;
+    return g->input.fd != -1;
+}
+
+static void generate_on_signal(int number)
+{
+    (void)number;
+    generate_stop = 1;
 }
 
 int quire_generate(int argc, char **argv)
@@ -417,26 +453,35 @@ int quire_generate(int argc, char **argv)
         {"raw", no_argument, NULL, GENERATE_OPTION_RAW},
         {NULL, 0, NULL, 0}};
     static struct generate generate = {.n_at_once = 16,
+                                       .input = {.fd = -1},
                                        .input_lock = PTHREAD_MUTEX_INITIALIZER,
                                        .output_lock = PTHREAD_MUTEX_INITIALIZER,
                                        .printed = PTHREAD_COND_INITIALIZER};
-    int opt, status;
+    struct private_server server = PRIVATE_NONE;
+    struct sigaction on_signal = {.sa_handler = generate_on_signal, .sa_flags = SA_RESETHAND};
+    int opt, status, n_own;
 
     ask_init(&generate.ask, "quire generate");
-    while ((opt = getopt_long(argc, argv, "", options, NULL)) != -1) {
+    n_own = ask_take_settings(&generate.ask, argc, argv);
+    while ((opt = getopt_long(n_own, argv, "", options, NULL)) != -1) {
         status = generate_option(&generate, opt, optarg);
         if (status != -1)
             return status;
     }
-    if (argc - optind > 1) {
+    if (n_own - optind > 1) {
         (void)fprintf(stderr, "quire generate: one file only; a prompt follows --prompt\n");
         return 2;
     }
-    if (!generate_open(&generate, argv[optind]))
+    if (!generate_open(&generate, optind < n_own ? argv[optind] : NULL))
         return 2;
-    status = generate_run(&generate);
-    if (generate.input != NULL)
-        (void)fclose(generate.input); /* it was only read from */
+    (void)sigaction(SIGINT, &on_signal, NULL);
+    (void)sigaction(SIGTERM, &on_signal, NULL);
+    status = 1;
+    if (ask_connect(&generate.ask, &server, &generate_stop))
+        status = generate_run(&generate);
+    private_end(&server);
+    if (generate.input.fd != -1)
+        (void)close(generate.input.fd); /* it was only read from */
     buf_fini(&generate.ask.fields);
     return status;
 }

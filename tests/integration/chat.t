@@ -2,9 +2,10 @@
 """Goal: quire chat and quire generate talk with a server: history, streams, Ctrl-C, answers in
 order, errors in a sentence. Method: both against a whole server with the demo model, chat also on a
 terminal; and generate against a server of the test's own that answers in every form that HTTP
-allows, and some that it does not."""
+allows, and some that it does not. With a model's folder they start a server of their own."""
 
 import contextlib
+import glob
 import json
 import os
 import pty
@@ -15,7 +16,7 @@ import subprocess
 import threading
 import time
 
-from harness import BUILDDIR, WAIT_S, Stack, Tap, key, need_nginx, until
+from harness import BUILDDIR, CPU_THREADS, DEVICE, MODEL, WAIT_S, Stack, Tap, key, need_nginx, until
 
 need_nginx()
 tap = Tap()
@@ -211,6 +212,50 @@ with tap.section("HTTP"):
            (0, "fine\n", ""), "a full server is asked again")
     tap.eq(len(server.asked), 2, "once")
 
+with tap.section("a private server"):
+    settings = ["--", "--device", DEVICE, "--cpu-threads", CPU_THREADS, "--max-model-len", "512"]
+
+    def children(pid):
+        """The private server of a command."""
+        found = []
+        for path in glob.glob("/proc/[0-9]*/stat"):
+            with contextlib.suppress(OSError), open(path, encoding="latin-1") as f:
+                if f.read().rsplit(")", 1)[1].split()[1] == str(pid):
+                    found.append(path.split("/")[2])
+        return found
+
+    def ended(pids):
+        return until(lambda: not any(os.path.exists("/proc/%s" % p) for p in pids), WAIT_S)
+
+    greedy = ["--temperature", "0"]
+    tap.eq(quire("generate", "--model", MODEL, *greedy, "--prompt", ASK, "--prompt",
+                 "What is 2 plus 3?", *settings), (0, PARIS + "\n2 + 3 = 5.\n", ""),
+           "generate starts a server for a model's folder")
+    tap.eq(quire("generate", "--model", MODEL, *greedy, "-", *settings, said=ASK + "\n"),
+           (0, PARIS + "\n", ""), "and for prompts of standard input")
+    tap.eq(quire("chat", MODEL, *greedy, *settings, said=ASK + "\n"), (0, PARIS + "\n", ""),
+           "so does chat")
+    t = Terminal("chat", MODEL, *greedy, *settings)
+    tap.ok(t.shows("/reset begins anew"), "chat on a terminal")
+    of = children(t.pid)
+    t.type("\x03")
+    tap.ok(t.shows("Ctrl-D ends"), "Ctrl-C does not end it")
+    t.type(ASK + "\n")
+    tap.ok(t.shows("Paris"), "nor its server")
+    t.type("/exit\n")
+    tap.eq(t.end(), 0, "/exit ends it")
+    tap.ok(len(of) == 1 and ended(of), "and the server", of)
+    p = subprocess.Popen([QUIRE, "generate", "--model", MODEL, "-", *settings], text=True,
+                         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    p.stdin.write(ASK + "\n")
+    p.stdin.flush()
+    tap.ok(p.stdout.readline() != "", "an answer comes while the input goes on")
+    of = children(p.pid)
+    p.send_signal(signal.SIGINT)
+    tap.ok(until(lambda: p.poll() is not None, WAIT_S) and p.returncode == 1,
+           "Ctrl-C ends generate while it waits for input", p.returncode)
+    tap.ok(len(of) == 1 and ended(of), "and its server", of)
+
 with tap.section("usage"):
     for name, args, word in (
             ("https", ["chat", "--url", "https://x"], "not https"),
@@ -220,6 +265,11 @@ with tap.section("usage"):
             ("bad fields", ["generate", "--extra", "[]", "--prompt", "x"], "JSON object"),
             ("no file", ["generate", "/nowhere"], "/nowhere"),
             ("two files", ["generate", "a", "b"], "one file only"),
+            ("no model", ["chat", "/nowhere"], "there is no model at /nowhere"),
+            ("settings of no server", ["generate", "--prompt", "x", "--", "--max-model-len", "9"],
+             "--model FOLDER"),
+            ("a wrong setting", ["generate", "--model", MODEL, "--prompt", "x", "--", "--max-mdel", "9"],
+             'unknown option "--max-mdel"'),
             ("no such option", ["chat", "--no-such-thing"], "no-such-thing")):
         code, out, err = quire(*args)
         tap.ok(code != 0 and word in err and out == "", "refused: " + name, "%d %s" % (code, err))
