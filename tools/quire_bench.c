@@ -719,7 +719,7 @@ static void bench_kernel(struct bench *n)
     struct device *device;
     struct device_limits limits;
 
-    if (hf_config_read(&config, n->settings.model) != ERR_OK ||
+    if (hf_config_read(&config, n->settings.model, n->settings.hf_overrides) != ERR_OK ||
         device_choose_kernels(n->settings.kernels) != ERR_OK ||
         device_open(&device, n->settings.device, 0, n->settings.cpu_threads) != ERR_OK)
         die("cannot open the model");

@@ -281,14 +281,14 @@ int quire_plan(int argc, char **argv)
         goto out;
     }
     if (settings_read(&t->settings, 'E', left, argv, &exit_now) != ERR_OK ||
-        hf_config_read(&c, t->folder) != ERR_OK || plan_read_drafter(t, &c) != ERR_OK ||
-        device_card_open(&card, t->card) != ERR_OK)
+        hf_config_read(&c, t->folder, t->settings.hf_overrides) != ERR_OK ||
+        plan_read_drafter(t, &c) != ERR_OK || device_card_open(&card, t->card) != ERR_OK)
         goto out;
     if (t->len == 0)
         t->len = c.len_max < 8192 ? c.len_max : 8192;
-    if (t->len > c.len_max) {
+    if (t->len > c.len_scaled) {
         fprintf(stderr, "quire plan: --len %d is more than the model's %d tokens\n", t->len,
-                c.len_max);
+                c.len_scaled);
         goto out;
     }
     printf("%s: %s, %d layers, vocabulary %d; cards: %s, %.2f of their memory\n", t->folder,

@@ -53,7 +53,10 @@ struct serve_wishes {
     struct serve_args engine, front; /* without program and sockets */
     struct settings settings;        /* the engines', in effect */
     const char *draft;               /* --speculative-model; "": none */
+    const char *draft_method;        /* --spec-method; "": none */
     int n_drafted;                   /* --num-speculative-tokens; 0: none */
+    const char *rope_scaling;        /* --rope-scaling, JSON; "": none */
+    const char *rope_theta;          /* --rope-theta; "": none */
     const char *name;                /* of the model, in answers; of several, a list */
     struct serve_list paths;         /* the models of the command line */
     const char *models_dir;          /* absolute; "": none */

@@ -2,10 +2,10 @@
  *
  * The command line of quire serve. An option is looked for in four tables, in this order:
  *
- *   own      host, port, keys: what nginx does
+ *   own      host, port, keys, which are nginx's; and vLLM's names of parts of a setting
+ *   aliases  vLLM's names for settings: passed as those, under quire's name
+ *   foreign  options that need nothing here, or are refused (vllm_options.def): a line says why
  *   settings those of settings.def: passed to the programs that have them
- *   aliases  vLLM's names for settings: likewise, under quire's name
- *   silent   vLLM's options that need nothing here: a line says so
  *
  * Any other is refused. The settings are then read as the programs would read them, so that a bad
  * value is told before anything is started. */
@@ -42,7 +42,10 @@ enum options_own {
     OWN_READERS,
     OWN_MODELS,
     OWN_DRAFT,
-    OWN_DRAFTED
+    OWN_DRAFTED,
+    OWN_DRAFT_METHOD,
+    OWN_ROPE,
+    OWN_THETA
 };
 
 static const struct {
@@ -66,6 +69,11 @@ static const struct {
     {"models-dir", OWN_MODELS, true},
     {"speculative-model", OWN_DRAFT, true},
     {"num-speculative-tokens", OWN_DRAFTED, true},
+    {"spec-model", OWN_DRAFT, true},
+    {"spec-tokens", OWN_DRAFTED, true},
+    {"spec-method", OWN_DRAFT_METHOD, true},
+    {"rope-scaling", OWN_ROPE, true},
+    {"rope-theta", OWN_THETA, true},
 };
 
 /* Names and programs of all settings; flags may stand without a value, as with vLLM. */
@@ -90,61 +98,31 @@ static const struct {
     {"block-size", "page_tokens", ""},
     {"kv-offloading-size", "kv_host_bytes", "G"},
     {"shutdown-timeout", "drain_timeout_s", ""},
+    {"sse-keep-alive-interval", "keepalive_s", ""},
     {"uvicorn-log-level", "log_level", ""},
     {"tp", "tensor_parallel_size", ""},
     {"pp", "pipeline_parallel_size", ""},
     {"dp", "data_parallel_size", ""},
     {"q", "quantization", ""},
+    {"n", "nnodes", ""},
 };
+
+/* vLLM's options without effect here, and those that are refused: a line says why. */
+enum options_foreign { FOREIGN_FLAG, FOREIGN_VALUE, FOREIGN_REFUSED };
 
 static const struct {
     const char *name;
-    bool has_value;
+    enum options_foreign kind;
     const char *reason;
-} options_silent[] = {
-    {"dtype", true, "the type is bfloat16 on GPUs and float32 on the cpu device"},
-    {"seed", true, "a request without a seed gets a random one"},
-    {"prefix-caching-hash-algo", true, "it is SHA-256"},
-    {"structured-outputs-config", true, "there is one backend"},
-    {"scheduling-policy", true, "the field priority of a request always counts"},
-    {"enable-chunked-prefill", false, "it is always on"},
-    {"async-scheduling", false, "it is always on"},
-    {"enable-auto-tool-choice", false, "it is always on"},
-    {"enable-request-id-headers", false, "it is always on"},
-    {"enable-prompt-tokens-details", false, "it is always on"},
-    {"enable-server-load-tracking", false, "it is always on"},
-    {"enable-tokenizer-info-endpoint", false, "it is always on"},
-    {"disable-log-stats", false, "no statistics are logged"},
-    {"disable-log-requests", false, "requests are logged with --enable-log-requests only"},
-    {"no-enable-log-requests", false, "requests are logged with --enable-log-requests only"},
-    {"trust-remote-code", false, "no code of a model folder is run"},
-    {"enforce-eager", false, "the text is the same with and without CUDA graphs"},
-    {"max-seq-len-to-capture", true, "the text is the same with and without CUDA graphs"},
-    {"compilation-config", true, "nothing is compiled at the start"},
-    {"swap-space", true, "requests that must wait are computed again, or found in --kv-host-bytes"},
-    {"guided-decoding-backend", true, "there is one backend"},
-    {"distributed-executor-backend", true, "one process has all GPUs of an engine"},
-    {"disable-custom-all-reduce", false, "there is one way to add up, between GPUs of a host"},
-    {"tokenizer-mode", true, "there is one kind of tokenizer"},
+} options_foreign[] = {
+#define SILENT(kind, name, reason) {#name, FOREIGN_##kind, reason},
+#define REFUSED(name, reason)      {#name, FOREIGN_REFUSED, reason},
+#include "tools/vllm_options.def"
+#undef SILENT
+#undef REFUSED
 };
 
-/* Settings that this command chooses itself, with the reason. */
-static const struct {
-    const char *name, *reason;
-} options_refused[] = {
-    {"engine_socket", "the sockets are in a private folder"},
-    {"models_run", "the sockets are in a private folder"},
-    {"listen", "nginx listens: use --host, --port or --uds"},
-    {"data_parallel_rank", "this command starts all engines of --data-parallel-size"},
-    {"node_rank", "this command is node 0; on the other host runs quire-engine alone"},
-    {"enable_sleep_mode", "use --sleep-after-s SECONDS: the engine then sleeps by itself"},
-    {"root_path", "nginx does that"},
-    {"middleware", "nginx does that"},
-    {"cpu_offload_gb", "all weights stay on the GPUs"},
-    {"tokenizer", "the tokenizer is the one of the model's folder"},
-    {"download_dir", "nothing is downloaded: name a folder, or a model of the hub's cache"},
-    {"revision", "nothing is downloaded: name the folder of that snapshot"},
-};
+#define N_FOREIGN (sizeof options_foreign / sizeof options_foreign[0])
 
 static const char options_usage[] =
     "usage: quire serve FOLDER|FILE.gguf... [options] [settings]\n"
@@ -357,14 +335,45 @@ static bool options_set_own(struct serve *s, enum options_own own, const char *v
     case OWN_DRAFT: w->draft = value; return true;
     case OWN_DRAFTED:
         return options_number("--num-speculative-tokens", value, 1, INT_MAX, &w->n_drafted);
+    case OWN_DRAFT_METHOD: w->draft_method = value; return true;
+    case OWN_ROPE: w->rope_scaling = value; return true;
+    case OWN_THETA: w->rope_theta = value; return true;
     }
     return false;
+}
+
+/* vLLM's ways of writing a number: 32k is 32,000, 32K is 32,768, and max_model_len may be auto or
+ * -1. Other values stay as they are, and are refused by their reader where they are wrong. */
+static const char *options_plain_number(struct serve *s, const struct options_setting *setting,
+                                        const char *value)
+{
+    static const char letters[] = "kmgt";
+    const char *letter;
+    double number, by = 1.0;
+    char *end;
+
+    if (strcmp(setting->name, "max_model_len") == 0 &&
+        (strcmp(value, "auto") == 0 || strcmp(value, "-1") == 0))
+        return "0";
+    if (setting->type != OPTION_INT || value[0] < '0' || value[0] > '9')
+        return value;
+    number = strtod(value, &end);
+    if (end[0] == '\0' || end[1] != '\0' ||
+        (letter = strchr(letters, end[0] | ('a' - 'A'))) == NULL)
+        return value;
+    for (const char *at = letters; at <= letter; at++)
+        by *= end[0] >= 'a' ? 1000.0 : 1024.0;
+    number *= by;
+    if (number > 1e15 || number != (double)(long long)number)
+        return value;
+    return serve_text(s, "%lld", (long long)number);
 }
 
 /* Pass a setting to the programs that have it. */
 static void options_pass(struct serve *s, const struct options_setting *setting, const char *value)
 {
-    const char *arg = serve_text(s, "--%s=%s", setting->name, value);
+    const char *arg =
+        serve_text(s, "--%s=%s", setting->name, options_plain_number(s, setting, value));
 
     if (strchr(setting->programs, 'E') != NULL)
         serve_args_add(&s->wishes.engine, arg);
@@ -458,13 +467,24 @@ static bool options_read_foreign(struct serve *s, const struct options_arg *arg,
                          serve_text(s, "%s%s", value, options_aliases[k].unit));
         return value != NULL;
     }
-    for (size_t k = 0; k < sizeof options_silent / sizeof options_silent[0]; k++) {
-        if (!options_is(arg, options_silent[k].name))
+    for (size_t k = 0; k < N_FOREIGN; k++) {
+        enum options_foreign kind = options_foreign[k].kind;
+        bool is_no = kind == FOREIGN_FLAG && strncmp(arg->name, "no_", 3) == 0;
+        struct options_arg positive = *arg;
+
+        if (is_no)
+            memmove(positive.name, arg->name + 3, strlen(arg->name + 3) + 1);
+        if (!options_is(arg, options_foreign[k].name) &&
+            !(is_no && options_is(&positive, options_foreign[k].name)))
             continue;
-        if (options_silent[k].has_value && options_value(arg, i, argc, argv) == NULL)
+        if (kind == FOREIGN_VALUE && options_value(arg, i, argc, argv) == NULL)
             return false;
-        serve_say("--%s has no effect: %s", options_silent[k].name, options_silent[k].reason);
-        return true;
+        if (kind == FOREIGN_REFUSED)
+            serve_say("%s is not an option of this command: %s", arg->given,
+                      options_foreign[k].reason);
+        else
+            serve_say("%s has no effect: %s", arg->given, options_foreign[k].reason);
+        return kind != FOREIGN_REFUSED;
     }
     *found = false;
     return true;
@@ -481,8 +501,8 @@ static void options_unknown(struct serve *s, const struct options_arg *arg)
         near_try(&near, options_settings[k].name);
     for (size_t k = 0; k < sizeof options_aliases / sizeof options_aliases[0]; k++)
         near_try(&near, options_aliases[k].name);
-    for (size_t k = 0; k < sizeof options_silent / sizeof options_silent[0]; k++)
-        near_try(&near, options_silent[k].name);
+    for (size_t k = 0; k < N_FOREIGN; k++)
+        near_try(&near, options_foreign[k].name);
     if (near.name != NULL) {
         char *name = (char *)(uintptr_t)serve_text(s, "%s", near.name);
 
@@ -502,13 +522,6 @@ static bool options_read_one(struct serve *s, const struct options_arg *arg, int
 {
     bool found = false, good;
 
-    for (size_t k = 0; k < sizeof options_refused / sizeof options_refused[0]; k++) {
-        if (options_is(arg, options_refused[k].name)) {
-            serve_say("%s is not an option of this command: %s", arg->given,
-                      options_refused[k].reason);
-            return false;
-        }
-    }
     for (size_t k = 0; k < sizeof options_own_rows / sizeof options_own_rows[0]; k++) {
         const char *value = "";
 
@@ -518,9 +531,9 @@ static bool options_read_one(struct serve *s, const struct options_arg *arg, int
             value = options_value(arg, i, argc, argv);
         return value != NULL && options_set_own(s, options_own_rows[k].own, value);
     }
-    good = options_read_setting(s, arg, i, argc, argv, &found);
+    good = options_read_foreign(s, arg, i, argc, argv, &found);
     if (!found)
-        good = options_read_foreign(s, arg, i, argc, argv, &found);
+        good = options_read_setting(s, arg, i, argc, argv, &found);
     if (!found)
         options_unknown(s, arg);
     return found && good;
@@ -636,29 +649,56 @@ static bool options_check(struct serve *s)
     return true;
 }
 
-/* vLLM's older options for drafts, as speculative_config. */
+/* vLLM's short and older options for drafts, as speculative_config. Without a method a model is a
+ * draft model. */
 static bool options_draft(struct serve *s)
 {
     static const struct options_setting setting = {"speculative_config", OPTION_TEXT, "E"};
     struct serve_wishes *w = &s->wishes;
+    bool has_model = w->draft[0] != '\0' && strcmp(w->draft, "[ngram]") != 0;
+    const char *method = has_model ? "draft_model" : "ngram";
     struct buf json = {0};
 
-    if (w->draft[0] == '\0' && w->n_drafted == 0)
+    if (w->draft[0] == '\0' && w->draft_method[0] == '\0' && w->n_drafted == 0)
         return true;
-    if (w->draft[0] == '\0' || w->n_drafted == 0) {
-        serve_say("--speculative-model and --num-speculative-tokens belong together");
+    if ((w->draft[0] == '\0' && w->draft_method[0] == '\0') || w->n_drafted == 0) {
+        serve_say("--speculative-model (--spec-model), or --spec-method, and "
+                  "--num-speculative-tokens (--spec-tokens) belong together");
         return false;
     }
+    if (w->draft_method[0] != '\0')
+        method = w->draft_method;
     buf_printf(&json, "{\"num_speculative_tokens\": %d, \"method\": ", w->n_drafted);
-    if (strcmp(w->draft, "[ngram]") == 0) {
-        buf_add_text(&json, "\"ngram\"}");
-    } else {
-        buf_add_text(&json, "\"draft_model\", \"model\": ");
+    buf_add_json_string(&json, method, strlen(method));
+    if (has_model) {
+        buf_add_text(&json, ", \"model\": ");
         buf_add_json_string(&json, w->draft, strlen(w->draft));
-        buf_add_text(&json, "}");
     }
+    buf_add_byte(&json, '}');
     options_pass(s, &setting, serve_text(s, "%s", buf_text(&json)));
     buf_fini(&json);
+    return true;
+}
+
+/* vLLM's older options for positions, as hf_overrides. */
+static bool options_ropes(struct serve *s)
+{
+    static const struct options_setting setting = {"hf_overrides", OPTION_TEXT, "EF"};
+    const struct serve_wishes *w = &s->wishes;
+    bool has_scaling = w->rope_scaling[0] != '\0', has_theta = w->rope_theta[0] != '\0';
+
+    if (!has_scaling && !has_theta)
+        return true;
+    for (int i = 0; i < w->engine.n; i++) {
+        if (strncmp(w->engine.at[i], "--hf_overrides=", 15) != 0)
+            continue;
+        serve_say("--rope-scaling and --rope-theta are members of --hf-overrides: give them there");
+        return false;
+    }
+    options_pass(s, &setting,
+                 serve_text(s, "{%s%s%s%s%s}", has_scaling ? "\"rope_scaling\": " : "",
+                            w->rope_scaling, has_scaling && has_theta ? ", " : "",
+                            has_theta ? "\"rope_theta\": " : "", w->rope_theta));
     return true;
 }
 
@@ -686,6 +726,9 @@ bool serve_options_read(struct serve *s, int argc, char **argv)
                                .cert_key = "",
                                .models_dir = "",
                                .draft = "",
+                               .draft_method = "",
+                               .rope_scaling = "",
+                               .rope_theta = "",
                                .n_fronts = 2};
     for (int i = 1; i < argc; i++) {
         struct options_arg arg;
@@ -704,5 +747,5 @@ bool serve_options_read(struct serve *s, int argc, char **argv)
     }
     if (w->paths.n == 1)
         options_pass_model(s, w->paths.at[0]);
-    return options_draft(s) && options_check(s);
+    return options_draft(s) && options_ropes(s) && options_check(s);
 }

@@ -482,22 +482,26 @@ const char *pooling_type_name(enum pooling_type type)
     return "";
 }
 
+bool pooling_overrides(const char *name)
+{
+    static const char *const names[] = {
+        "architectures", "classifier_from_token", "is_original_qwen3_reranker",
+        "method",        "is_matryoshka",         "matryoshka_dimensions",
+        "num_labels"};
+
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        if (strcmp(name, names[i]) == 0)
+            return true;
+    }
+    return false;
+}
+
 /* Without a file of sentence-transformers: the last token, and vectors of length 1. With one, only
  * a module Normalize makes these. */
 static void pooling_read_all(struct pooling_source *in, struct pooling *out)
 {
-    static const char *const overridable[] = {"architectures",
-                                              "classifier_from_token",
-                                              "is_original_qwen3_reranker",
-                                              "method",
-                                              "is_matryoshka",
-                                              "matryoshka_dimensions",
-                                              "num_labels",
-                                              NULL};
-    const char *architecture;
+    const char *architecture = pooling_architecture(in);
 
-    pooling_check_members(in, "hf_overrides", in->overrides, overridable);
-    architecture = pooling_architecture(in);
     pooling_read_modules(in, out);
     if (in->rc != ERR_OK || !pooling_runs(in, architecture))
         return;

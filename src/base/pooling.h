@@ -65,6 +65,9 @@ bool pooling_has_dimension(const struct pooling *p, int64_t n);
 /* The name of a pooling, as vLLM has it. */
 const char *pooling_type_name(enum pooling_type type);
 
+/* Is a member of hf_overrides read here, and not by the reader of config.json? */
+bool pooling_overrides(const char *name);
+
 /* The length of the architecture's name without what says how it is used: "Qwen3" of
  * "Qwen3ForCausalLM", "Qwen3ForSequenceClassification" and "Qwen3Model". 0: it has no such end.
  * *is_headless: it has no output matrix. */

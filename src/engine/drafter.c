@@ -40,6 +40,7 @@ int drafter_open(struct engine *e)
     options.is_mtp = e->drafts.method == DRAFT_MTP;
     if (!options.is_mtp) {
         options.quantization = NULL;
+        options.hf_overrides = NULL;
         options.max_model_len = 0;
     }
     options.n_ranks = options.n_stages = options.n_nodes = 1;

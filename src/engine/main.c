@@ -164,6 +164,19 @@ static int main_read_pooling(struct engine *e)
     return pooling_find_tokens(p, e->settings.model);
 }
 
+/* vLLM's names of what the folder or file tells by itself. */
+static bool main_is_format(const char *load_format)
+{
+    static const char *const formats[] = {"auto", "hf",           "safetensors",
+                                          "pt",   "bitsandbytes", "gguf"};
+
+    for (size_t i = 0; i < sizeof formats / sizeof formats[0]; i++) {
+        if (strcmp(load_format, formats[i]) == 0)
+            return true;
+    }
+    return false;
+}
+
 static int main_open_model(struct engine *e)
 {
     const struct settings *settings = &e->settings;
@@ -176,8 +189,10 @@ static int main_open_model(struct engine *e)
     }
     options.first_gpu = replica_first_gpu(settings);
     options.sleeps = settings->sleep_after_s > 0 || e->seats != NULL;
-    if (!options.dummy_weights && strcmp(settings->load_format, "auto") != 0) {
-        log_error("engine: load_format = \"%s\" must be auto or dummy", settings->load_format);
+    if (!options.dummy_weights && !main_is_format(settings->load_format)) {
+        log_error("engine: load_format = \"%s\" must be auto, dummy, hf, safetensors, pt, "
+                  "bitsandbytes or gguf",
+                  settings->load_format);
         return ERR_INVALID;
     }
     if ((rc = main_read_pooling(e)) != ERR_OK)

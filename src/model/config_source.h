@@ -38,6 +38,10 @@ const char *source_alias(const struct json *obj, const char *const *names);
 int config_add_rope(struct hf_config *c, int head_dim, struct config_source *s,
                     const struct json *obj, const struct json *parameters);
 
+/* Lengths by scaled positions: yarn's is the model's (len_max), as in vLLM; linear and dynamic
+ * scaling allow a longer max_model_len (len_scaled). len_max is that of the file before. */
+void config_scale_len(struct hf_config *c, const struct json *obj);
+
 /* Add a rope that rotates nothing, for layers without positions. Returns its index. */
 int config_add_no_rope(struct hf_config *c);
 
@@ -45,5 +49,11 @@ int config_add_no_rope(struct hf_config *c);
  * per type of layer, else rope_parameters, else the older rope_scaling; NULL without any. type may
  * be NULL. */
 const struct json *config_rope_object(const struct json *obj, const char *type);
+
+/* overrides.c. Append config.json (text) with the members that the setting hf_overrides (a JSON
+ * object) replaces. ERR_INVALID, ERR_SYNTAX, ERR_LIMIT: overrides is no object; ERR_NO_MEMORY; all
+ * logged. */
+int config_override(struct buf *out, const char *text, size_t len,
+                    const char *overrides) ERR_CHECKED;
 
 #endif

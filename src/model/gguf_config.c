@@ -20,6 +20,7 @@
 #include "base/gguf.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "model/config_source.h"
 #include "model/gguf_parts.h"
 
 /* --- rows ------------------------------------------------------------------------------------- */
@@ -411,11 +412,11 @@ static void gguf_config_ends(const struct gguf *g, struct buf *out)
     buf_add_text(out, "]}");
 }
 
-int gguf_config_read(struct hf_config *out, const char *path)
+int gguf_config_read(struct hf_config *out, const char *path, const char *overrides)
 {
     char why[GGUF_WHY_CAP] = "";
     struct gguf_reading reading = {.why = why};
-    struct buf ends = {.bytes = NULL};
+    struct buf ends = {.bytes = NULL}, merged = {.bytes = NULL};
     struct gguf_file *file = NULL;
     struct hf_config config;
     int rc = gguf_open(&file, path, why, sizeof why);
@@ -434,14 +435,20 @@ int gguf_config_read(struct hf_config *out, const char *path)
     gguf_config_ends(reading.g, &ends);
     if (ends.failed)
         rc = ERR_NO_MEMORY;
+    else if (overrides == NULL || overrides[0] == '\0')
+        buf_add(&merged, reading.text.bytes, reading.text.len);
     else
-        rc = hf_config_parse(&config, path, reading.text.bytes, reading.text.len, ends.bytes,
-                             ends.len);
+        rc = config_override(&merged, reading.text.bytes, reading.text.len, overrides);
+    if (rc == ERR_OK && merged.failed)
+        rc = ERR_NO_MEMORY;
+    if (rc == ERR_OK)
+        rc = hf_config_parse(&config, path, merged.bytes, merged.len, ends.bytes, ends.len);
     if (rc != ERR_OK)
         goto out;
     gguf_config_set_form(&reading, &config);
     *out = config;
 out:
+    buf_fini(&merged);
     buf_fini(&ends);
     buf_fini(&reading.text);
     gguf_close(file);

@@ -247,7 +247,8 @@ static void hf_config_read_counts(struct config_source *s, struct hf_config *c,
     c->ff_dim =
         source_whole(s, obj, source_alias(obj, widths), has_mean ? 4 * c->dim : 0, 1, 1 << 20);
     c->n_vocab = source_whole(s, obj, "vocab_size", 0, 1, 1 << 22);
-    c->len_max = source_whole(s, obj, source_alias(obj, lengths), 0, 1, 1 << 24);
+    c->len_max = source_whole(s, obj, source_alias(obj, lengths), 0, 1, HF_CONFIG_LEN_MAX);
+    config_scale_len(c, obj);
     /* The family decides the kind of norm, the file its epsilon. */
     c->norm = c->arch->norm;
     if (c->norm.eps > 0.0f)
@@ -417,7 +418,7 @@ static void hf_config_read_layers(struct config_source *s, struct hf_config *c,
     }
     if (c->arch->window >= ARCH_WINDOW_LAYERS && types != NULL && types->kind != JSON_NULL)
         hf_config_read_layer_types(s, c, types);
-    for (int i = 0; i < c->n_layers && c->window >= c->len_max; i++) {
+    for (int i = 0; i < c->n_layers && c->window >= c->len_scaled; i++) {
         if (c->layer_kinds[i] == LAYER_WINDOW && !c->arch->has_two_shapes)
             c->layer_kinds[i] = LAYER_FULL;
     }
@@ -662,15 +663,16 @@ out:
 }
 
 /* generation_config.json is optional. */
-int hf_config_read(struct hf_config *out, const char *dir)
+int hf_config_read(struct hf_config *out, const char *dir, const char *overrides)
 {
     char path[4096], generation_path[4096];
     char *text = NULL, *generation = NULL;
+    struct buf merged = {.bytes = NULL};
     size_t len = 0, generation_len = 0;
     int rc;
 
     if (gguf_is_path(dir))
-        return gguf_config_read(out, dir);
+        return gguf_config_read(out, dir, overrides);
     /* A path that is cut would name another file. */
     if (snprintf(path, sizeof path, "%s/config.json", dir) >= (int)sizeof path ||
         snprintf(generation_path, sizeof generation_path, "%s/generation_config.json", dir) >=
@@ -688,8 +690,12 @@ int hf_config_read(struct hf_config *out, const char *dir)
     rc = config_file(&generation, &generation_len, generation_path, CONFIG_BYTES_MAX);
     if (rc != ERR_OK && rc != ERR_NOT_FOUND)
         goto out;
-    rc = hf_config_parse(out, path, text, len, generation, generation_len);
+    if (overrides == NULL || overrides[0] == '\0')
+        rc = hf_config_parse(out, path, text, len, generation, generation_len);
+    else if ((rc = config_override(&merged, text, len, overrides)) == ERR_OK)
+        rc = hf_config_parse(out, path, merged.bytes, merged.len, generation, generation_len);
 out:
+    buf_fini(&merged);
     mem_free(generation);
     mem_free(text);
     return rc;

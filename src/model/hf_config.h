@@ -22,7 +22,8 @@
 
 #define HF_CONFIG_EOS_MAX    8
 #define HF_CONFIG_LAYERS_MAX 1024
-#define HF_CONFIG_SHARED_MAX 64 /* shared experts of a layer */
+#define HF_CONFIG_LEN_MAX    (1 << 24) /* tokens of a text */
+#define HF_CONFIG_SHARED_MAX 64        /* shared experts of a layer */
 
 #define HF_CONFIG_ROPES_MAX  3
 
@@ -296,12 +297,12 @@ struct hf_config {
     bool has_layer_scale;             /* a layer's result is multiplied by a number of its own */
     bool norms_embedding;             /* embedded tokens are normed, without weights */
     struct layer_embeds layer_embeds;
-    int len_max;                               /* the longest text that the model was trained
-                                                * for, in tokens */
+    int len_max;    /* the longest text that the model was trained for, in tokens */
+    int len_scaled; /* the longest that its positions reach: max_model_len may ask for it */
     uint8_t layer_kinds[HF_CONFIG_LAYERS_MAX]; /* enum layer_kind, [n_layers] */
     uint8_t layer_ropes[HF_CONFIG_LAYERS_MAX]; /* index in ropes, [n_layers] */
     int window;      /* tokens that a token of a LAYER_WINDOW layer sees, including itself; below
-                      * len_max */
+                      * len_scaled */
     int mixer_width; /* of LAYER_RECURRENT */
     struct k_delta_shape delta;           /* of LAYER_DELTA */
     struct mamba_config mamba;            /* of LAYER_MAMBA */
@@ -346,12 +347,13 @@ struct hf_config {
 };
 
 /* Read dir/config.json and, for the ids that end a text, dir/generation_config.json; or, where dir
- * is a file, the settings of that GGUF file.
+ * is a file, the settings of that GGUF file. overrides is the setting hf_overrides; NULL and "":
+ * nothing is replaced.
  *
  * Returns ERR_OK; ERR_NOT_FOUND without config.json; ERR_SYNTAX; ERR_INVALID for a field that is
  * missing or out of range; ERR_UNSUPPORTED for an architecture, position scaling or quantisation
  * that quire does not compute; ERR_NO_MEMORY. All are logged with file and field. */
-int hf_config_read(struct hf_config *out, const char *dir) ERR_CHECKED;
+int hf_config_read(struct hf_config *out, const char *dir, const char *overrides) ERR_CHECKED;
 
 /* The ids that a text may have. */
 static inline int hf_config_words(const struct hf_config *c)

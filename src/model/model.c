@@ -94,7 +94,8 @@ static int model_choose_adapters(struct model *m, const struct model_options *o)
     return ERR_OK;
 }
 
-/* Checks come last, because they compare the final numbers. len_max: the model's own. */
+/* Checks come last, because they compare the final numbers. len_max: the longest that the model's
+ * positions reach. */
 static int model_check_shape(const struct model_shape *shape, int len_max)
 {
     if (shape->page_tokens < 1 || shape->page_tokens > 256) {
@@ -165,7 +166,7 @@ static int model_choose_shape(struct model *m, const struct model_options *o)
     shape->n_eos = config->n_eos;
     memcpy(shape->eos, config->eos, sizeof shape->eos);
     model_name_device(m);
-    return model_check_shape(shape, config->len_max);
+    return model_check_shape(shape, config->len_scaled);
 }
 
 /* The rank of this node that has a part of a stage's layers; NULL: it is another node's. */
@@ -850,7 +851,7 @@ int model_open(struct model **out, const struct model_options *o)
         goto out;
     log_debug("model: opening %s", o->dir);
     /* Cheap checks first: a wrong folder or setting is reported before a GPU is touched. */
-    if ((rc = hf_config_read(&model->config, o->dir)) != ERR_OK)
+    if ((rc = hf_config_read(&model->config, o->dir, o->hf_overrides)) != ERR_OK)
         goto out;
     if ((rc = model_take_mtp(model, o)) != ERR_OK || (rc = model_choose_head(model, o)) != ERR_OK ||
         (rc = plan_make(&whole, &model->config)) != ERR_OK)

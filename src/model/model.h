@@ -20,10 +20,11 @@ struct model;
 struct pooling;
 
 struct model_options {
-    const char *dir;     /* Hugging Face folder: config.json, *.safetensors; or a GGUF file */
-    const char *device;  /* "auto", "cuda", "cpu" */
-    const char *kernels; /* as device_choose_kernels(); NULL: "auto" */
-    bool dummy_weights;  /* random weights in the shapes of config.json; no files read */
+    const char *dir;          /* Hugging Face folder: config.json, *.safetensors; or a GGUF file */
+    const char *hf_overrides; /* JSON object: members that replace those of config.json */
+    const char *device;       /* "auto", "cuda", "cpu" */
+    const char *kernels;      /* as device_choose_kernels(); NULL: "auto" */
+    bool dummy_weights;       /* random weights in the shapes of config.json; no files read */
     /* NULL or "": as in the folder; "fp8": matrices of layers that are plain are rounded to e4m3,
      * with one scale per row; "fp8_all": the output matrix too; "int8": those of layers but
      * experts' are rounded to 8-bit whole numbers, with one scale per row. */

@@ -5,6 +5,7 @@
 
 #include <string.h>
 
+#include "base/gguf.h"
 #include "base/log.h"
 
 static bool model_is_set(const char *option)
@@ -12,18 +13,35 @@ static bool model_is_set(const char *option)
     return option != NULL && option[0] != '\0';
 }
 
+/* Does the setting quantization name the format that the checkpoint has anyway? vLLM names some
+ * formats by a kernel, too: awq_marlin, modelopt_fp4. */
+static bool model_has_format(const struct model *m, const struct model_options *o)
+{
+    const struct quant_format *kind = m->config.quant.kind;
+    const char *method = kind != NULL && kind->method != NULL ? kind->method : "";
+    size_t len = strlen(method);
+
+    if (gguf_is_path(o->dir))
+        return strcmp(o->quantization, "gguf") == 0;
+    if (len > 0 && strncmp(o->quantization, method, len) == 0 &&
+        (o->quantization[len] == '\0' || o->quantization[len] == '_'))
+        return true;
+    return strcmp(method, "mxfp4") == 0 && strcmp(o->quantization, "gpt_oss_mxfp4") == 0;
+}
+
 /* Choose the formats of weights, pages and inputs from the settings quantization, kv_cache_dtype
  * and cpu_inputs. */
 static int model_choose_formats(struct model *m, const struct model_options *o)
 {
     const char *kv = model_is_set(o->kv_cache_dtype) ? o->kv_cache_dtype : "auto";
-    bool rounds = model_is_set(o->quantization);
-    bool is_int8 = rounds && strcmp(o->quantization, "int8") == 0;
-    bool rounds_head = rounds && strcmp(o->quantization, "fp8_all") == 0;
+    bool is_asked = model_is_set(o->quantization);
+    bool is_int8 = is_asked && strcmp(o->quantization, "int8") == 0;
+    bool rounds_head = is_asked && strcmp(o->quantization, "fp8_all") == 0;
+    bool rounds = is_int8 || rounds_head || (is_asked && strcmp(o->quantization, "fp8") == 0);
 
-    if (rounds && !rounds_head && !is_int8 && strcmp(o->quantization, "fp8") != 0) {
-        log_error("model: quantization \"%s\" is unknown; use fp8, fp8_all or int8, or leave it "
-                  "empty",
+    if (is_asked && !rounds && !model_has_format(m, o)) {
+        log_error("model: quantization \"%s\" is not the checkpoint's format, and none that "
+                  "weights are rounded to; use fp8, fp8_all or int8, or leave it empty",
                   o->quantization);
         return ERR_INVALID;
     }
@@ -38,7 +56,7 @@ static int model_choose_formats(struct model *m, const struct model_options *o)
     }
     /* K_BF16 means plain: float32 on the cpu device. */
     m->kv_type = K_BF16;
-    if (strcmp(kv, "auto") == 0)
+    if (strcmp(kv, "auto") == 0 || strcmp(kv, "bfloat16") == 0)
         return ERR_OK;
     if (strcmp(kv, "fp8") != 0 && strcmp(kv, "fp8_e4m3") != 0) {
         log_error("model: kv_cache_dtype \"%s\" is unknown; use auto or fp8", kv);

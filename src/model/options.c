@@ -14,6 +14,7 @@ struct model_options model_options_of(const struct settings *settings)
 
     return (struct model_options){
         .dir = settings->model,
+        .hf_overrides = settings->hf_overrides,
         .device = settings->device,
         .kernels = settings->kernels,
         .dummy_weights = strcmp(settings->load_format, "dummy") == 0,

@@ -245,3 +245,23 @@ const struct json *config_rope_object(const struct json *obj, const char *type)
         return value;
     return json_get_kind(obj, "rope_scaling", JSON_OBJECT);
 }
+
+void config_scale_len(struct hf_config *c, const struct json *obj)
+{
+    const struct json *p = config_rope_object(obj, "full_attention");
+    const char *type = json_get_text(p, "rope_type", json_get_text(p, "type", ""));
+    const struct json *given = json_get(p, "factor");
+    const struct json *original = json_get(p, "original_max_position_embeddings");
+    double factor = json_is_number(given) ? json_real(given) : 1.0;
+    double len = c->len_max;
+
+    if (strcmp(type, "yarn") == 0 && json_is_number(original))
+        len = json_real(original) * factor;
+    else if (strcmp(type, "linear") == 0 || strcmp(type, "dynamic") == 0)
+        len *= factor;
+    if (!(len > c->len_max)) /* also what is no number */
+        len = c->len_max;
+    c->len_scaled = len < HF_CONFIG_LEN_MAX ? (int)len : HF_CONFIG_LEN_MAX;
+    if (strcmp(type, "yarn") == 0)
+        c->len_max = c->len_scaled;
+}

@@ -166,7 +166,7 @@ int main(int argc, char **argv)
 
     if (argc < 5)
         die("FOLDER TABLE KINDS ROWS... are needed");
-    if (hf_config_read(&c, argv[1]) != ERR_OK || device_cuda_open(&b.d, 0) != ERR_OK)
+    if (hf_config_read(&c, argv[1], NULL) != ERR_OK || device_cuda_open(&b.d, 0) != ERR_OK)
         die("no model or no GPU");
     widest = (size_t)(c.dim > c.ff_dim ? c.dim : c.ff_dim);
     largest = (size_t)c.n_vocab * (size_t)c.dim * 2;

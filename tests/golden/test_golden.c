@@ -300,7 +300,7 @@ static void check_refused(const char *name, const char *folder, int n_ranks, int
 static int layers_of(const char *folder, bool *divide)
 {
     struct hf_config *c = calloc(1, sizeof *c);
-    int n = hf_config_read(c, folder) == ERR_OK ? c->n_layers : 0;
+    int n = hf_config_read(c, folder, NULL) == ERR_OK ? c->n_layers : 0;
 
     *divide = c->n_kv_shared == 0 && c->layer_embeds.width == 0;
     for (int i = 0; i < n; i++)

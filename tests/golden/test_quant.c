@@ -891,7 +891,7 @@ int main(void)
     on_gpu = device != NULL && strcmp(device, "cuda") == 0;
     snprintf(d.dir, sizeof d.dir, "%s", tap_path("tools/demo-model/model"));
     snprintf(path, sizeof path, "%s/config.json", d.dir);
-    if (hf_config_read(&d.c, d.dir) != ERR_OK || checkpoint_open(&d.files, d.dir) != ERR_OK ||
+    if (hf_config_read(&d.c, d.dir, NULL) != ERR_OK || checkpoint_open(&d.files, d.dir) != ERR_OK ||
         config_file(&d.config, &len, path, 8192) != ERR_OK || mkdtemp(root) == NULL)
         tap_skip_all("the demo model is not there");
     ok(n > 64, "a text of %d tokens", n);

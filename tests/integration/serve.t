@@ -299,6 +299,37 @@ with tap.section("the options of docs/coming-from-vllm.md"):
     tap.ok(len(options) > 60, "the table has options", options)
     tap.eq(unknown, [], "each is taken, or the reason is told")
 
+with tap.section("vLLM's options"):
+    YARN = '{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}'
+    for args, word in (
+            (["--max-model-len", "1k"], "max_model_len 1000,"),
+            (["--max-model-len", "1.5K"], "max_model_len 1536,"),
+            (["--max-model-len", "auto"], "max_model_len 2048,"),
+            (["--max-model-len=-1"], "max_model_len 2048,"),
+            (["-O3"], "-O3 has no effect"),
+            (["--no-async-scheduling"], "--no-async-scheduling has no effect"),
+            (["--attention-backend", "FLASH_ATTN"], "has no effect: kernels"),
+            (["--load-format", "safetensors", "--kv-cache-dtype", "bfloat16"], "model: ready"),
+            (["--rope-theta", "1000000"], "hf_overrides replaces rope_theta"),
+            (["--rope-scaling", YARN, "--max-model-len", "8k"], "max_model_len 8000,"),
+            (["--hf-overrides", '{"rope_scaling": %s}' % YARN], "max_model_len 8192,"),
+            (["--hf-overrides", '{"max_position_embeddings": 256}'], "max_model_len 256,"),
+            (["--spec-method", "ngram", "--spec-tokens", "3"], "model: ready")):
+        with Served(MODEL, "--port", 0, *args, *SETTINGS) as s:
+            tap.ok(until(lambda: word in s.said() and "model: ready" in s.said(), WAIT_S),
+                   "taken: " + " ".join(args), s.said())
+    for args, word in (
+            (["--kv-transfer-config", "{}"], "there are no connectors"),
+            (["--max-model-len", "1.77777k"], "must be a whole number"),
+            (["--rope-theta", "5", "--hf-overrides", "{}"], "--hf-overrides: give them there"),
+            (["--spec-tokens", "3"], "belong together"),
+            (["--quantization", "awq", "--port", 0, *SETTINGS], "is not the checkpoint's format"),
+            (["--rope-scaling", YARN, "--max-model-len", "8193", "--port", 0, *SETTINGS],
+             "more than the model's 8192"),
+            (["--hf-overrides", "[]", "--port", 0, *SETTINGS], "hf_overrides: it must be a JSON")):
+        code, said = refused(MODEL, *args)
+        tap.ok(code != 0 and word in said, "refused: " + " ".join(map(str, args[:2])), said)
+
 with tap.section("what cannot start"):
     folder = tempfile.mkdtemp(prefix="quire-t-")
     shutil.copy(os.path.join(MODEL, "config.json"), folder)

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "model/config_source.h"
 #include "model/hf_config.h"
 #include "tests/tap.h"
 
@@ -769,6 +770,89 @@ static void check_lines(void)
            1, "a number that is a text is one error");
 }
 
+/* The longest text by the scaling of positions. */
+static void check_lengths(void)
+{
+    static const struct {
+        const char *ropes;
+        int len, scaled;
+    } of[] = {
+        {"\"rope_theta\":10000", 512, 512},
+        {"\"rope_scaling\":{\"type\":\"yarn\",\"factor\":4,"
+         "\"original_max_position_embeddings\":512}",
+         2048, 2048},
+        {"\"rope_parameters\":{\"rope_type\":\"yarn\",\"rope_theta\":1e4,\"factor\":2.5,"
+         "\"original_max_position_embeddings\":128}",
+         512, 512},
+        {"\"rope_scaling\":{\"type\":\"yarn\",\"factor\":1e9,"
+         "\"original_max_position_embeddings\":512}",
+         HF_CONFIG_LEN_MAX, HF_CONFIG_LEN_MAX},
+        {"\"rope_scaling\":{\"type\":\"linear\",\"factor\":4}", 512, 2048},
+        {"\"rope_scaling\":{\"type\":\"dynamic\",\"factor\":2}", 512, 1024},
+        {"\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":1,"
+         "\"high_freq_factor\":4,\"original_max_position_embeddings\":64}",
+         512, 512},
+    };
+
+    for (size_t i = 0; i < sizeof of / sizeof of[0]; i++) {
+        char text[1024];
+
+        (void)snprintf(text, sizeof text, "{" LLAMA ",%s}", of[i].ropes);
+        is_int(parse(text, NULL), ERR_OK, "%s", of[i].ropes);
+        is_int(c.len_max, of[i].len, "its length");
+        is_int(c.len_scaled, of[i].scaled, "and the longest that may be asked for");
+    }
+}
+
+static void check_override(const char *text, const char *overrides, const char *want)
+{
+    struct buf out = {.bytes = NULL};
+
+    is_int(config_override(&out, text, strlen(text), overrides), ERR_OK, "%s", overrides);
+    is_text(buf_text(&out), want, "gives %s", want);
+    buf_fini(&out);
+}
+
+static void check_overrides(void)
+{
+    static const char *const wrong[] = {"[]", "1", "{", "null", ""};
+    struct buf out = {.bytes = NULL};
+
+    check_override("{\"a\":1,\"b\":[2.50]}", "{\"a\":null,\"c\":{\"d\":1}}",
+                   "{\"a\":null,\"b\":[2.50],\"c\":{\"d\":1}}");
+    check_override("{\"a\":{\"x\":1,\"y\":2}}", "{\"a\":{\"x\":3}}", "{\"a\":{\"x\":3}}");
+    check_override("{\"text_config\":{\"x\":1,\"y\":{\"z\":2}},\"q\":0}",
+                   "{\"text_config\":{\"x\":3,\"y\":{}}}",
+                   "{\"text_config\":{\"x\":3,\"y\":{}},\"q\":0}");
+    check_override("{\"text_config\":1}", "{\"text_config\":{\"x\":3}}",
+                   "{\"text_config\":{\"x\":3}}");
+    /* Members of poolings are read elsewhere (base/pooling.h), but in parts they are no such. */
+    check_override("{\"architectures\":[\"A\"],\"b\":{}}",
+                   "{\"architectures\":[\"B\"],\"num_labels\":3}",
+                   "{\"architectures\":[\"A\"],\"b\":{}}");
+    check_override("{\"x_config\":{\"method\":1}}", "{\"x_config\":{\"method\":2}}",
+                   "{\"x_config\":{\"method\":2}}");
+    /* The older names of rotary parameters go where the file has them. */
+    check_override(
+        "{\"rope_parameters\":{\"rope_type\":\"default\",\"rope_theta\":5}}",
+        "{\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":4.0}}",
+        "{\"rope_parameters\":{\"rope_theta\":5,\"rope_type\":\"yarn\",\"factor\":4.0}}");
+    check_override("{\"rope_parameters\":{\"rope_theta\":5,\"k\":1}}", "{\"rope_theta\":7}",
+                   "{\"rope_parameters\":{\"rope_theta\":7,\"k\":1}}");
+    check_override("{\"rope_parameters\":{\"k\":1}}", "{\"rope_theta\":7,\"rope_scaling\":{}}",
+                   "{\"rope_parameters\":{\"k\":1,\"rope_theta\":7}}");
+    check_override("{\"rope_theta\":5,\"rope_scaling\":null}",
+                   "{\"rope_theta\":7,\"rope_scaling\":{\"factor\":2}}",
+                   "{\"rope_theta\":7,\"rope_scaling\":{\"factor\":2}}");
+    check_override("{\"rope_parameters\":{\"k\":1}}", "{\"rope_parameters\":{\"l\":2}}",
+                   "{\"rope_parameters\":{\"l\":2}}");
+    check_override("[1]", "{\"a\":1}", "[1]");
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++)
+        ok(config_override(&out, "{}", 2, wrong[i]) != ERR_OK && out.len == 0, "refused: \"%s\"",
+           wrong[i]);
+    buf_fini(&out);
+}
+
 int main(void)
 {
     test_near();
@@ -783,6 +867,8 @@ int main(void)
     check_windows();
     check_quant();
     check_ropes();
+    check_lengths();
+    check_overrides();
     check_families();
     check_gemma4();
     check_qwen3_5();
