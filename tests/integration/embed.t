@@ -417,7 +417,7 @@ with tap.section("what cannot start"):
             ("a runner", ["--runner", "both"], b"runner = 'both'"),
             ("a pooling", ["--runner", "pooling", "--pooler-config", '{"pooling_type": "ALL"}'], b"LAST, MEAN, CLS"),
             ("drafts", ["--runner", "pooling", "--speculative-config", '{"method": "ngram"}'], b"speculative_config"),
-            ("an override", ["--hf-overrides", '{"hidden_size": 8}'], b"hidden_size is not supported"),
+            ("an override", ["--hf-overrides", '{"architectures": ["GemmaModel"]}'], b"of the family of"),
             ("a token", ["--task", "score", "--hf-overrides",
                          '{"classifier_from_token": ["nope", "yes"], "is_original_qwen3_reranker": true}'],
              b'no token "nope"'),
