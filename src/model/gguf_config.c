@@ -23,37 +23,27 @@
 #include "model/config_source.h"
 #include "model/gguf_parts.h"
 
-/* --- rows ------------------------------------------------------------------------------------- */
-
-/* Gemma 3's scale of scores is no setting: the largest model's is by another length than its
- * heads'. */
-static void gguf_config_put_gemma3(struct gguf_reading *r)
-{
-    double layers = gguf_config_number_or(r, "block_count", 0.0);
-    double wide = gguf_config_number_or(r, "embedding_length", 0.0) /
-                  gguf_config_number_or(r, "attention.head_count", 1.0);
-
-    if (layers != 62.0)
-        wide = gguf_config_number_or(r, "attention.key_length", 256.0);
-    gguf_config_put_number(r, "query_pre_attn_scalar", wide);
-}
-
-/* OLMo 3 has the name of OLMo 2, and windows. */
-static const char *gguf_config_find_olmo(struct gguf_reading *r)
-{
-    if (gguf_config_find(r, "attention.sliding_window") != NULL)
-        return "Olmo3ForCausalLM";
-    return r->family->arch;
-}
-
 static const struct gguf_family families[] = {
-    {.name = "llama", .arch = "LlamaForCausalLM", .is_permuted = true},
+    {.name = "llama",
+     .arch = "LlamaForCausalLM",
+     .is_permuted = true,
+     .renorms = true,
+     .find_arch = gguf_family_find_llama},
+    {.name = "mistral3", .arch = "Ministral3ForCausalLM", .is_permuted = true},
+    {.name = "arcee", .arch = "ArceeForCausalLM", .is_permuted = true},
     {.name = "qwen2", .arch = "Qwen2ForCausalLM"},
     {.name = "qwen2vl", .arch = "Qwen2VLForConditionalGeneration"},
     {.name = "qwen3", .arch = "Qwen3ForCausalLM"},
     {.name = "qwen3vl", .arch = "Qwen3VLForConditionalGeneration"},
     {.name = "gemma", .arch = "GemmaForCausalLM"},
-    {.name = "gemma3", .arch = "Gemma3ForCausalLM", .put = gguf_config_put_gemma3},
+    {.name = "gemma2", .arch = "Gemma2ForCausalLM", .window = 4096, .put = gguf_family_put_gemma2},
+    {.name = "gemma3", .arch = "Gemma3ForCausalLM", .put = gguf_family_put_gemma3},
+    {.name = "gemma4",
+     .arch = "Gemma4ForCausalLM",
+     .own = gguf_gemma4_own,
+     .put = gguf_gemma4_put,
+     .name_tensors = gguf_gemma4_name_tensors,
+     .set_form = gguf_gemma4_set_form},
     {.name = "phi2", .arch = "PhiForCausalLM"},
     {.name = "phi3", .arch = "Phi3ForCausalLM"},
     {.name = "starcoder2", .arch = "Starcoder2ForCausalLM"},
@@ -62,34 +52,88 @@ static const struct gguf_family families[] = {
     {.name = "command-r", .arch = "CohereForCausalLM"},
     {.name = "cohere2", .arch = "Cohere2ForCausalLM"},
     {.name = "granite", .arch = "GraniteForCausalLM", .is_permuted = true},
-    {.name = "olmo2", .arch = "Olmo2ForCausalLM", .find_arch = gguf_config_find_olmo},
+    {.name = "granite_swa",
+     .arch = "GraniteSWAForCausalLM",
+     .is_permuted = true,
+     .find_arch = gguf_family_find_granite_swa,
+     .put = gguf_family_put_granite_swa},
+    {.name = "olmo", .arch = "OlmoForCausalLM", .is_permuted = true, .put = gguf_family_put_olmo},
+    {.name = "olmo2", .arch = "Olmo2ForCausalLM", .find_arch = gguf_family_find_olmo},
     {.name = "stablelm", .arch = "StableLmForCausalLM"},
     {.name = "nemotron", .arch = "NemotronForCausalLM"},
     {.name = "exaone4", .arch = "Exaone4ForCausalLM"},
-    {.name = "glm4", .arch = "Glm4ForCausalLM"},
+    {.name = "chatglm", .arch = "GlmForCausalLM"},
+    {.name = "glm4", .arch = "Glm4ForCausalLM", .set_form = gguf_family_set_glm4},
     {.name = "smollm3", .arch = "SmolLM3ForCausalLM", .is_permuted = true},
     {.name = "seed_oss", .arch = "SeedOssForCausalLM", .has_post_names = true},
+    {.name = "ernie4_5", .arch = "Ernie4_5ForCausalLM"},
+    {.name = "hunyuan-dense", .arch = "HunYuanDenseV1ForCausalLM"},
+    {.name = "internlm2", .arch = "InternLM2ForCausalLM", .is_permuted = true},
+    {.name = "jais2", .arch = "Jais2ForCausalLM"},
+    {.name = "minicpm",
+     .arch = "MiniCPMForCausalLM",
+     .is_permuted = true,
+     .set_form = gguf_family_set_minicpm},
+    {.name = "muse-glimmer",
+     .arch = "MuseGlimmerForConditionalGeneration",
+     .is_permuted = true,
+     .put = gguf_family_put_muse},
+    /* Mixtures of experts. */
+    {.name = "qwen2moe", .arch = "Qwen2MoeForCausalLM"},
+    {.name = "qwen3moe", .arch = "Qwen3MoeForCausalLM", .renorms = true},
+    {.name = "qwen3vlmoe", .arch = "Qwen3VLMoeForConditionalGeneration", .renorms = true},
+    {.name = "gpt-oss",
+     .arch = "GptOssForCausalLM",
+     .has_post_names = true,
+     .set_form = gguf_family_set_gpt_oss},
+    {.name = "glm4moe", .arch = "Glm4MoeForCausalLM", .has_post_names = true},
+    {.name = "ernie4_5-moe", .arch = "Ernie4_5_MoeForCausalLM", .renorms = true},
+    {.name = "olmoe", .arch = "OlmoeForCausalLM"},
+    {.name = "granitemoe", .arch = "GraniteMoeForCausalLM", .is_permuted = true},
+    {.name = "phimoe", .arch = "PhimoeForCausalLM"},
+    {.name = "bailingmoe2", .arch = "BailingMoeV2ForCausalLM"},
+    {.name = "hunyuan-moe", .arch = "HunYuanMoEV1ForCausalLM", .renorms = true},
+    {.name = "minimax-m2", .arch = "MiniMaxM2ForCausalLM", .renorms = true},
+    {.name = "dots1", .arch = "Dots1ForCausalLM"},
+    {.name = "exaone-moe", .arch = "ExaoneMoeForCausalLM"},
+    {.name = "afmoe", .arch = "AfmoeForCausalLM", .renorms = true, .put = gguf_family_put_afmoe},
+    {.name = "mellum",
+     .arch = "MellumForCausalLM",
+     .renorms = true,
+     .set_form = gguf_family_set_mellum},
+    {.name = "hy_v3", .arch = "HYV3ForCausalLM", .renorms = true},
+    /* Latent attention. */
     {.name = "deepseek2",
      .arch = "DeepseekV2ForCausalLM",
      .is_latent = true,
-     .find_arch = gguf_latent_find_arch,
+     .find_arch = gguf_latent_find_deepseek,
      .put = gguf_latent_put,
+     .name_tensors = gguf_latent_name_tensors},
+    {.name = "deepseek32",
+     .arch = "DeepseekV32ForCausalLM",
+     .is_latent = true,
+     .put = gguf_latent_put_index,
+     .name_tensors = gguf_latent_name_tensors},
+    {.name = "glm-dsa",
+     .arch = "GlmMoeDsaForCausalLM",
+     .is_latent = true,
+     .put = gguf_latent_put_index,
+     .name_tensors = gguf_latent_name_tensors},
+    {.name = "mistral4",
+     .arch = "Mistral4ForCausalLM",
+     .is_latent = true,
+     .put = gguf_latent_put,
+     .name_tensors = gguf_latent_name_tensors},
+    {.name = "minicpm3",
+     .arch = "MiniCPM3ForCausalLM",
+     .is_latent = true,
+     .put = gguf_latent_put_minicpm3,
      .name_tensors = gguf_latent_name_tensors},
 };
 
 #define N_FAMILIES (sizeof families / sizeof families[0])
 
 /* --- the text ------------------------------------------------------------------------------- */
-
-/* Does put() write it? */
-static bool gguf_config_is_by_layer(const struct gguf_reading *r, const char *key)
-{
-    const char *const *at = r->family->by_layer;
-
-    while (at != NULL && *at != NULL && strcmp(*at, key) != 0)
-        at++;
-    return at != NULL && *at != NULL;
-}
 
 /* Numbers that config.json has under another name. A field that the family does not know is
  * ignored, so one table serves all. */
@@ -99,7 +143,6 @@ static void gguf_config_put_numbers(struct gguf_reading *r)
         const char *key, *field;
     } numbers[] = {
         {"embedding_length", "hidden_size"},
-        {"block_count", "num_hidden_layers"},
         {"attention.head_count", "num_attention_heads"},
         {"attention.head_count_kv", "num_key_value_heads"},
         {"feed_forward_length", "intermediate_size"},
@@ -118,12 +161,14 @@ static void gguf_config_put_numbers(struct gguf_reading *r)
     };
     double number;
 
+    gguf_config_put_number(r, "num_hidden_layers", gguf_config_layers(r));
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
-        if (!gguf_config_is_by_layer(r, numbers[i].key) &&
+        if (!gguf_config_is_own(r, numbers[i].key) &&
             gguf_config_number(r, numbers[i].key, &number))
             gguf_config_put_number(r, numbers[i].field, number);
     }
-    if (!r->family->is_latent && gguf_config_number(r, "attention.key_length", &number))
+    if (!r->family->is_latent && !gguf_config_is_own(r, "heads") &&
+        gguf_config_number(r, "attention.key_length", &number))
         gguf_config_put_number(r, "head_dim", number);
 }
 
@@ -148,7 +193,8 @@ static void gguf_config_put_flags(struct gguf_reading *r)
 static void gguf_config_put_window(struct gguf_reading *r)
 {
     const struct gguf_value *pattern = gguf_config_find(r, "attention.sliding_window_pattern");
-    double window = gguf_config_number_or(r, "attention.sliding_window", 0.0), has;
+    double window = gguf_config_number_or(r, "attention.sliding_window", r->family->window), has;
+    uint64_t n = (uint64_t)gguf_config_layers(r);
 
     if (!(window > 0.0)) {
         gguf_config_put(r, "sliding_window");
@@ -164,7 +210,7 @@ static void gguf_config_put_window(struct gguf_reading *r)
     }
     gguf_config_put(r, "layer_types");
     buf_add_byte(&r->text, '[');
-    for (uint64_t i = 0; i < pattern->n && gguf_item(pattern, i, &has); i++)
+    for (uint64_t i = 0; i < n && gguf_item(pattern, i, &has); i++)
         buf_printf(&r->text, "%s\"%s\"", i > 0 ? "," : "",
                    has != 0.0 ? "sliding_attention" : "full_attention");
     buf_add_byte(&r->text, ']');
@@ -227,6 +273,7 @@ static void gguf_config_put_scaling(struct gguf_reading *r, const char *type)
         {"rope.scaling.yarn_attn_factor", "attention_factor"},
         {"rope.scaling.yarn_beta_fast", "beta_fast"},
         {"rope.scaling.yarn_beta_slow", "beta_slow"},
+        {"attention.temperature_scale", "llama_4_scaling_beta"},
     };
     double number, by = gguf_config_number_or(r, "rope.scaling.yarn_log_multiplier", 0.0);
 
@@ -235,11 +282,13 @@ static void gguf_config_put_scaling(struct gguf_reading *r, const char *type)
         if (gguf_config_number(r, numbers[i].key, &number))
             gguf_config_put_number(r, numbers[i].field, number);
     }
-    /* A tenth of mscale_all_dim, in single precision. The file does not have mscale, which is equal
-     * to it in these models: so cosines are not multiplied, and scores by what the two say. */
-    if (r->family->is_latent && by != 0.0) {
+    /* With latents a tenth of mscale_all_dim, in single precision. The file does not have mscale,
+     * which is equal to it in these models: so cosines are not multiplied, and scores by what the
+     * two say. In others mscale is 1. */
+    if (r->family->is_latent)
         by = round(by * 1e7) / 1e6;
-        gguf_config_put_number(r, "mscale", by);
+    if (by != 0.0) {
+        gguf_config_put_number(r, "mscale", r->family->is_latent ? by : 1.0);
         gguf_config_put_number(r, "mscale_all_dim", by);
     }
     buf_add_byte(&r->text, '}');
@@ -268,6 +317,8 @@ static void gguf_config_put_rope(struct gguf_reading *r)
     struct gguf_text type = {"none", 4};
     char key[128];
 
+    if (gguf_config_is_own(r, "rope"))
+        return;
     if (!r->family->is_latent)
         gguf_config_put_rotary_part(r);
     (void)snprintf(key, sizeof key, "%s.rope.scaling.type", r->family->name); /* keys are short */
@@ -320,8 +371,6 @@ static void gguf_config_make_text(struct gguf_reading *r)
     if (r->rc != ERR_OK)
         return;
     r->arch = arch_find(r->family->find_arch != NULL ? r->family->find_arch(r) : r->family->arch);
-    if (!r->family->is_latent && gguf_config_number_or(r, "expert_count", 0.0) > 0.0)
-        gguf_config_refuse(r, ERR_UNSUPPORTED, "mixtures of experts are not supported");
     if (embed == NULL || embed->n_dims != 2)
         gguf_config_refuse(r, ERR_NOT_FOUND, "tensor token_embd.weight is missing");
     if (r->rc != ERR_OK)
@@ -332,6 +381,8 @@ static void gguf_config_make_text(struct gguf_reading *r)
     gguf_config_put_flags(r);
     gguf_config_put_window(r);
     gguf_config_put_rope(r);
+    if (gguf_experts_exist(r))
+        gguf_experts_put(r);
     if (r->family->put != NULL)
         r->family->put(r);
     buf_add_byte(&r->text, '}');
@@ -340,7 +391,7 @@ static void gguf_config_make_text(struct gguf_reading *r)
 }
 
 /* The names of all tensors, without those that the family does not have. */
-static struct arch_names gguf_config_names(const struct gguf_reading *r, const struct hf_config *c)
+static struct arch_names gguf_config_names(struct gguf_reading *r, const struct hf_config *c)
 {
     struct arch_names names = {.embed = "token_embd.weight",
                                .positions = "position_embd.weight",
@@ -348,6 +399,8 @@ static struct arch_names gguf_config_names(const struct gguf_reading *r, const s
                                .head = "output.weight",
                                .norm_attn = GGUF_LAYER "attn_norm.weight",
                                .norm_attn_after = GGUF_LAYER "post_attention_norm.weight",
+                               .attn_gate = GGUF_LAYER "attn_gate.weight",
+                               .sinks = GGUF_LAYER "attn_sinks.weight",
                                .attn = GGUF_LAYER "attn.weight",
                                .q = GGUF_LAYER "attn_q.weight",
                                .k = GGUF_LAYER "attn_k.weight",
@@ -372,6 +425,8 @@ static struct arch_names gguf_config_names(const struct gguf_reading *r, const s
 
     if (r->arch->names->norm_mlp == NULL)
         names.norm_mlp = NULL;
+    if (r->arch->names->attn_gate == NULL)
+        names.attn_gate = NULL;
     if (r->family->has_post_names)
         names.norm_mlp = names.norm_attn_after;
     if (gguf_config_has_tensor(r, "blk.0.attn_qkv.weight"))
@@ -379,13 +434,14 @@ static struct arch_names gguf_config_names(const struct gguf_reading *r, const s
     if (c->ffn == FFN_GATED && !r->family->is_latent &&
         !gguf_config_has_tensor(r, "blk.0.ffn_gate.weight"))
         names.gate_up = names.up;
+    gguf_experts_name_tensors(r, c, &names);
     if (r->family->name_tensors != NULL)
         r->family->name_tensors(r, c, &names);
     return names;
 }
 
 /* What the tensors of the file differ in from the family's own checkpoints. */
-static void gguf_config_set_form(const struct gguf_reading *r, struct hf_config *c)
+static void gguf_config_set_form(struct gguf_reading *r, struct hf_config *c)
 {
     c->form = (struct tensor_form){.names = gguf_config_names(r, c), .fused = ARCH_STACKED};
     c->norm.plus_one = false;
@@ -396,6 +452,8 @@ static void gguf_config_set_form(const struct gguf_reading *r, struct hf_config 
     c->o_bias = gguf_config_has_tensor(r, "blk.0.attn_output.bias");
     c->mlp_bias = gguf_config_has_tensor(r, "blk.0.ffn_up.bias");
     c->head_bias = gguf_config_has_tensor(r, "output.bias");
+    if (gguf_experts_exist(r))
+        gguf_experts_set_form(r, c);
     if (r->family->set_form != NULL)
         r->family->set_form(r, c);
 }
@@ -446,6 +504,11 @@ int gguf_config_read(struct hf_config *out, const char *path, const char *overri
     if (rc != ERR_OK)
         goto out;
     gguf_config_set_form(&reading, &config);
+    rc = reading.rc;
+    if (rc != ERR_OK) {
+        log_error("model: %s: %s", path, why);
+        goto out;
+    }
     *out = config;
 out:
     buf_fini(&merged);

@@ -7,6 +7,7 @@
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "base/err.h"
 #include "base/json.h"
@@ -77,7 +78,8 @@ double gguf_config_layer_number_or(struct gguf_reading *r, const char *key, int 
 
 int gguf_config_layers(struct gguf_reading *r)
 {
-    double n = gguf_config_number_or(r, "block_count", 0.0);
+    double n = gguf_config_number_or(r, "block_count", 0.0) -
+               gguf_config_number_or(r, "nextn_predict_layers", 0.0);
 
     if (n >= 1.0 && n <= HF_CONFIG_LAYERS_MAX && n == floor(n))
         return (int)n;
@@ -96,6 +98,15 @@ bool gguf_config_flag_or(struct gguf_reading *r, const char *key, bool preset)
         return value->bytes[0] != 0;
     gguf_config_refuse(r, ERR_INVALID, "%s.%s must be a flag", r->family->name, key);
     return preset;
+}
+
+bool gguf_config_is_own(const struct gguf_reading *r, const char *key)
+{
+    const char *const *at = r->family->own;
+
+    while (at != NULL && *at != NULL && strcmp(*at, key) != 0)
+        at++;
+    return at != NULL && *at != NULL;
 }
 
 bool gguf_config_has_tensor(const struct gguf_reading *r, const char *name)

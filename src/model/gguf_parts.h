@@ -27,17 +27,21 @@ struct gguf_family {
     bool is_permuted;
     bool has_post_names; /* the norm before the FFN is named post_attention_norm */
     bool is_latent;      /* latent attention; put() writes the lengths of heads */
-    /* Settings that may differ between layers, which put() writes; NULL behind the last. */
-    const char *const *by_layer;
+    bool renorms;        /* weights of experts have the sum 1 if the file does not say it */
+    bool plain_experts;  /* experts have no gate */
+    int window;          /* if the file does not say it; 0: none */
+    /* Settings that put() writes, such as those that may differ between layers; NULL behind the
+     * last. "rope" stands for all of the positions, "heads" for lengths of heads. */
+    const char *const *own;
     /* Another architectures[0] than arch, if the settings say so. */
     const char *(*find_arch)(struct gguf_reading *r);
     /* Writes the fields that only this family has, behind all others. */
     void (*put)(struct gguf_reading *r);
     /* Changes the names of tensors. */
-    void (*name_tensors)(const struct gguf_reading *r, const struct hf_config *c,
+    void (*name_tensors)(struct gguf_reading *r, const struct hf_config *c,
                          struct arch_names *names);
-    /* Changes the parsed configuration: form and biases are set. */
-    void (*set_form)(const struct gguf_reading *r, struct hf_config *c);
+    /* Changes the parsed configuration: form, biases and experts are set. May refuse. */
+    void (*set_form)(struct gguf_reading *r, struct hf_config *c);
 };
 
 /* The file that is read, and the text that is made. */
@@ -69,8 +73,12 @@ double gguf_config_number_or(struct gguf_reading *r, const char *key, double pre
 double gguf_config_layer_number_or(struct gguf_reading *r, const char *key, int layer,
                                    double preset);
 
-/* block_count, 1 .. HF_CONFIG_LAYERS_MAX; 0 with another value, which is refused. */
+/* Layers without those that draft, 1 .. HF_CONFIG_LAYERS_MAX; 0 with another value, which is
+ * refused. */
 int gguf_config_layers(struct gguf_reading *r);
+
+/* Does put() write this setting? */
+bool gguf_config_is_own(const struct gguf_reading *r, const char *key);
 
 /* A flag; the preset if it is missing. */
 bool gguf_config_flag_or(struct gguf_reading *r, const char *key, bool preset);
@@ -84,11 +92,53 @@ void gguf_config_put(struct gguf_reading *r, const char *field);
 void gguf_config_put_number(struct gguf_reading *r, const char *field, double number);
 void gguf_config_put_flag(struct gguf_reading *r, const char *field, bool flag);
 
-/* --- rows (gguf_latent.c) --------------------------------------------------------------------- */
+/* --- experts (gguf_experts.c) ----------------------------------------------------------------- */
 
-const char *gguf_latent_find_arch(struct gguf_reading *r);
+/* Does the file have a mixture of experts? */
+bool gguf_experts_exist(struct gguf_reading *r);
+
+/* Has the first layer with experts a tensor of this name, such as "ffn_up_shexp.weight"? */
+bool gguf_experts_have(struct gguf_reading *r, const char *name);
+
+/* For files with experts: write their fields; set which layers have them, and refuse settings that
+ * the family does not compute. */
+void gguf_experts_put(struct gguf_reading *r);
+void gguf_experts_set_form(struct gguf_reading *r, struct hf_config *c);
+
+/* Names that depend on the file's tensors. */
+void gguf_experts_name_tensors(struct gguf_reading *r, const struct hf_config *c,
+                               struct arch_names *names);
+
+/* --- functions of rows ------------------------------------------------------------------------ */
+
+/* gguf_latent.c */
+const char *gguf_latent_find_deepseek(struct gguf_reading *r);
 void gguf_latent_put(struct gguf_reading *r);
-void gguf_latent_name_tensors(const struct gguf_reading *r, const struct hf_config *c,
+void gguf_latent_put_minicpm3(struct gguf_reading *r);
+void gguf_latent_put_index(struct gguf_reading *r);
+void gguf_latent_name_tensors(struct gguf_reading *r, const struct hf_config *c,
                               struct arch_names *names);
+
+/* gguf_gemma4.c */
+extern const char *const gguf_gemma4_own[];
+void gguf_gemma4_put(struct gguf_reading *r);
+void gguf_gemma4_name_tensors(struct gguf_reading *r, const struct hf_config *c,
+                              struct arch_names *names);
+void gguf_gemma4_set_form(struct gguf_reading *r, struct hf_config *c);
+
+/* gguf_families.c */
+const char *gguf_family_find_llama(struct gguf_reading *r);
+const char *gguf_family_find_olmo(struct gguf_reading *r);
+const char *gguf_family_find_granite_swa(struct gguf_reading *r);
+void gguf_family_put_afmoe(struct gguf_reading *r);
+void gguf_family_put_gemma2(struct gguf_reading *r);
+void gguf_family_put_gemma3(struct gguf_reading *r);
+void gguf_family_put_granite_swa(struct gguf_reading *r);
+void gguf_family_put_muse(struct gguf_reading *r);
+void gguf_family_put_olmo(struct gguf_reading *r);
+void gguf_family_set_glm4(struct gguf_reading *r, struct hf_config *c);
+void gguf_family_set_gpt_oss(struct gguf_reading *r, struct hf_config *c);
+void gguf_family_set_mellum(struct gguf_reading *r, struct hf_config *c);
+void gguf_family_set_minicpm(struct gguf_reading *r, struct hf_config *c);
 
 #endif

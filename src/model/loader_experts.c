@@ -255,6 +255,21 @@ int loader_arrange(struct loader *l)
 
 /* --- biases ----------------------------------------------------------------------------- */
 
+/* The tensor [n_experts][rows] of the biases of a part: NAME_bias, or with .bias in place of
+ * .weight. */
+static const struct tensor *loader_find_expert_bias(struct loader *l, const char *pattern,
+                                                    int n_experts, int rows)
+{
+    size_t stem = strlen(pattern), ending = strlen(".weight");
+    char name[400];
+
+    if (stem > ending && strcmp(pattern + stem - ending, ".weight") == 0)
+        (void)snprintf(name, sizeof name, "%.*s.bias", (int)(stem - ending), pattern);
+    else
+        (void)snprintf(name, sizeof name, "%s_bias", pattern);
+    return loader_find_numbers(l, name, n_experts, rows);
+}
+
 /* Store the biases of one expert, of the rows of a rank's slice. */
 static void loader_fill_expert_bias(struct loader *l, void *dst, size_t at,
                                     const struct tensor *tensor, const struct slice *s, int expert)
@@ -268,26 +283,32 @@ static void loader_fill_expert_bias(struct loader *l, void *dst, size_t at,
     }
 }
 
-/* The host reads the tensor at once: it is small. */
+/* The host reads the tensors at once: they are small. */
 void *loader_expert_bias(struct loader *l, const struct loader_tensors *all, enum plan_split split)
 {
-    const struct slice_shape shape = loader_row_shape(&all->shapes[0]);
-    const struct slice slice = slice_make(&shape, l->share, l->n_shares);
-    size_t n_rows = (size_t)slice.n_rows, n_own = (size_t)all->n_own_experts;
+    struct slice slices[LOADER_TENSORS_MAX];
+    size_t n_rows = 0, n_own = (size_t)all->n_own_experts, before = 0;
     bool has = l->share == 0 || split != SPLIT_COLUMNS;
     int first = all->n_own_experts < all->n_experts ? l->share * all->n_own_experts : 0;
-    const struct tensor *tensor = NULL;
-    void *dst = has ? loader_allocate(l, n_own * n_rows * l->d->elem_bytes) : NULL;
-    char name[400];
+    void *dst;
 
-    (void)snprintf(name, sizeof name, "%s_bias", all->patterns[0]);
-    if (l->rc == ERR_OK && l->files != NULL)
-        tensor = loader_find_numbers(l, name, all->n_experts, slice.rows);
-    if (tensor == NULL)
-        return dst; /* zeros, or an error */
-    for (int i = 0; i < all->n_own_experts && dst != NULL; i++)
-        loader_fill_expert_bias(l, dst, (size_t)i * n_rows, tensor, &slice, first + i);
-    return dst;
+    for (int i = 0; i < all->n; i++) {
+        const struct slice_shape shape = loader_row_shape(&all->shapes[i]);
+
+        slices[i] = slice_make(&shape, l->share, l->n_shares);
+        n_rows += (size_t)slices[i].n_rows;
+    }
+    dst = has ? loader_allocate(l, n_own * n_rows * l->d->elem_bytes) : NULL;
+    for (int i = 0; i < all->n && l->rc == ERR_OK && l->files != NULL; i++) {
+        const struct tensor *tensor =
+            loader_find_expert_bias(l, all->patterns[i], all->n_experts, slices[i].rows);
+
+        for (int e = 0; e < all->n_own_experts && dst != NULL && tensor != NULL; e++)
+            loader_fill_expert_bias(l, dst, (size_t)e * n_rows + before, tensor, &slices[i],
+                                    first + e);
+        before += (size_t)slices[i].n_rows;
+    }
+    return dst; /* zeros without files */
 }
 
 /* --- numbers of experts ------------------------------------------------------------------- */

@@ -546,7 +546,8 @@ static void test_refused(void)
         int rc;
     } wrong[] = {
         {"no such family", "general.architecture", "mamba", NULL, ERR_UNSUPPORTED},
-        {"experts", "general.architecture", "llama", "llama.expert_count", ERR_UNSUPPORTED},
+        {"experts of which none is used", "general.architecture", "llama", "llama.expert_count",
+         ERR_INVALID},
         {"a scaling", "llama.rope.scaling.type", "unheard-of", NULL, ERR_UNSUPPORTED},
         {"a missing setting", "general.architecture", "qwen2", NULL, ERR_INVALID},
         {"a number as a scaling", "general.architecture", "llama", "llama.rope.scaling.type",
