@@ -348,6 +348,7 @@ struct gguf_file {
     void *map; /* NULL until mapped */
     size_t len;
     struct gguf g;
+    struct gguf_file *next; /* of a set, owned; NULL behind the last */
 };
 
 static int gguf_map(struct gguf_file *file, const char *path, char *why, size_t why_cap)
@@ -401,12 +402,91 @@ int gguf_open(struct gguf_file **out, const char *path, char *why, size_t why_ca
 
 void gguf_close(struct gguf_file *file)
 {
-    if (file == NULL)
-        return;
-    if (file->map != NULL)
-        (void)munmap(file->map, file->len); /* own mapping: cannot fail */
-    arena_reset(&file->arena);
-    mem_free(file);
+    while (file != NULL) {
+        struct gguf_file *next = file->next;
+
+        if (file->map != NULL)
+            (void)munmap(file->map, file->len); /* own mapping: cannot fail */
+        arena_reset(&file->arena);
+        mem_free(file);
+        file = next;
+    }
+}
+
+/* --- sets of files ---------------------------------------------------------------------------- */
+
+#define SET_ENDING "-00001-of-00001.gguf"
+
+int gguf_set_count(const char *path, int *n)
+{
+    size_t ending = sizeof SET_ENDING - 1, len = strlen(path);
+    int idx = 0, count = 0, used = 0;
+
+    *n = 1;
+    if (len < ending)
+        return ERR_OK;
+    if (sscanf(path + len - ending, "-%5d-of-%5d.gguf%n", &idx, &count, &used) != 2 ||
+        used != (int)ending)
+        return ERR_OK;
+    if (idx != 1 || count < 1 || count > GGUF_SET_MAX)
+        return ERR_INVALID;
+    *n = count;
+    return ERR_OK;
+}
+
+void gguf_set_path(char *out, size_t cap, const char *path, int i, int n)
+{
+    size_t stem = strlen(path) - (n > 1 ? sizeof SET_ENDING - 1 : 0);
+
+    if (n == 1)
+        (void)snprintf(out, cap, "%s", path); /* the caller's room */
+    else
+        (void)snprintf(out, cap, "%.*s-%05d-of-%05d.gguf", (int)stem, path, i + 1, n);
+}
+
+/* Append the tensors of the others to the first file's. */
+static int gguf_join(struct gguf_file *first)
+{
+    struct gguf_tensor *all;
+    size_t n = 0, at = 0;
+
+    for (const struct gguf_file *f = first; f != NULL; f = f->next)
+        n += f->g.n_tensors;
+    all = arena_zalloc(&first->arena, (n + 1) * sizeof *all);
+    if (all == NULL)
+        return ERR_NO_MEMORY;
+    for (const struct gguf_file *f = first; f != NULL; f = f->next) {
+        memcpy(all + at, f->g.tensors, f->g.n_tensors * sizeof *all);
+        at += f->g.n_tensors;
+    }
+    first->g.tensors = all;
+    first->g.n_tensors = n;
+    return ERR_OK;
+}
+
+int gguf_open_set(struct gguf_file **out, const char *path, char *why, size_t why_cap)
+{
+    struct gguf_file *first = NULL, **last = &first;
+    char name[4096];
+    int n, rc = gguf_set_count(path, &n);
+
+    if (rc != ERR_OK || strlen(path) >= sizeof name) {
+        (void)snprintf(why, why_cap, "%s: name the first file of the set", path);
+        return ERR_INVALID;
+    }
+    for (int i = 0; i < n && rc == ERR_OK; i++) {
+        gguf_set_path(name, sizeof name, path, i, n);
+        rc = gguf_open(last, name, why, why_cap);
+        if (rc == ERR_OK)
+            last = &(*last)->next;
+    }
+    if (rc == ERR_OK && n > 1 && (rc = gguf_join(first)) != ERR_OK)
+        (void)snprintf(why, why_cap, "%s: out of memory", path);
+    if (rc == ERR_OK)
+        *out = first;
+    else
+        gguf_close(first);
+    return rc;
 }
 
 const struct gguf *gguf_of(const struct gguf_file *file)

@@ -89,6 +89,22 @@ struct gguf_file;
 /* ERR_NOT_FOUND, ERR_IO, and the errors of gguf_parse(); `why` receives the path and the reason. */
 int gguf_open(struct gguf_file **out, const char *path, char *why, size_t why_cap) ERR_CHECKED;
 void gguf_close(struct gguf_file *file); /* NULL is fine */
+
+/* --- sets of files ---------------------------------------------------------------------------- */
+
+#define GGUF_SET_MAX 4096
+
+/* The number of files of a set, by the ending -00001-of-00003.gguf of the first one's path; 1 for
+ * any other name. ERR_INVALID for another file of a set. */
+int gguf_set_count(const char *path, int *n) ERR_CHECKED;
+
+/* The path of file i of n, which is as long as the first one's. */
+void gguf_set_path(char *out, size_t cap, const char *path, int i, int n);
+
+/* As gguf_open(), with the tensors of all files of a set and the settings of the first, which
+ * `path` names. ERR_INVALID for another one. */
+int gguf_open_set(struct gguf_file **out, const char *path, char *why, size_t why_cap) ERR_CHECKED;
+
 const struct gguf *gguf_of(const struct gguf_file *file);
 
 /* --- settings ------------------------------------------------------------------------------- */

@@ -249,52 +249,29 @@ static int checkpoint_check_index(const struct checkpoint *c, const struct json 
     return ERR_OK;
 }
 
-/* The number of files, by the ending -00001-of-00003.gguf of the first; 1 for any other name. *stem
- * gets the length of the name before it. ERR_INVALID (logged) for another file of a set. */
-static int checkpoint_count_gguf(const char *path, size_t *stem, int *n)
-{
-    static const char ending[] = "-00001-of-00001.gguf";
-    size_t len = strlen(path);
-    const char *end;
-    int idx = 0, count = 0, used = 0;
-
-    *n = 1;
-    if (len < sizeof ending - 1)
-        return ERR_OK;
-    *stem = len - (sizeof ending - 1);
-    end = path + *stem;
-    if (sscanf(end, "-%5d-of-%5d.gguf%n", &idx, &count, &used) != 2 ||
-        used != (int)sizeof ending - 1)
-        return ERR_OK;
-    if (idx != 1 || count < 1 || count > FILES_MAX) {
-        log_error("model: %s: name the first file of the set, %.*s-00001-of-%05d.gguf", path,
-                  (int)*stem, path, count);
-        return ERR_INVALID;
-    }
-    *n = count;
-    return ERR_OK;
-}
-
-/* List the files of a set; the paths are made of the first one's. */
+/* List the files of a set. */
 static int checkpoint_add_gguf(struct checkpoint *c, const char *path)
 {
-    size_t stem = 0, room = strlen(path) + 1;
-    int n, rc = checkpoint_count_gguf(path, &stem, &n);
+    size_t room = strlen(path) + 1;
+    int n;
 
     c->kind = FILES_GGUF;
-    for (int i = 0; i < n && rc == ERR_OK; i++) {
+    if (gguf_set_count(path, &n) != ERR_OK) {
+        log_error("model: %s: name the first file of the set", path);
+        return ERR_INVALID;
+    }
+    for (int i = 0; i < n; i++) {
         char *name = arena_alloc(&c->arena, room);
 
         if (name == NULL)
             return ERR_NO_MEMORY;
-        if (n == 1)
-            (void)snprintf(name, room, "%s", path);
-        else /* as long as the first file's name */
-            (void)snprintf(name, room, "%.*s-%05d-of-%05d.gguf", (int)stem, path, i + 1, n);
+        gguf_set_path(name, room, path, i, n);
         c->files[c->n_files++].path = name;
     }
-    return rc;
+    return ERR_OK;
 }
+
+_Static_assert(GGUF_SET_MAX <= FILES_MAX, "a set fits");
 
 /* map is the index's weight_map, NULL without an index. */
 static int checkpoint_open_files(struct checkpoint *c, const char *dir, const struct json *map)

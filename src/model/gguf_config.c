@@ -346,7 +346,7 @@ static void gguf_config_find_family(struct gguf_reading *r)
 
     if (!gguf_get_text(r->g, "general.architecture", &name)) {
         gguf_config_refuse(r, ERR_INVALID,
-                           "general.architecture is missing (of a set of files, name the first)");
+                           "general.architecture is missing");
         return;
     }
     for (size_t i = 0; i < N_FAMILIES; i++) {
@@ -477,7 +477,7 @@ int gguf_config_read(struct hf_config *out, const char *path, const char *overri
     struct buf ends = {.bytes = NULL}, merged = {.bytes = NULL};
     struct gguf_file *file = NULL;
     struct hf_config config;
-    int rc = gguf_open(&file, path, why, sizeof why);
+    int rc = gguf_open_set(&file, path, why, sizeof why);
 
     if (rc != ERR_OK) {
         log_error("model: %s", why);

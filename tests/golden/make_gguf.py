@@ -2,7 +2,7 @@
 
 Versions: gguf 0.19.0, numpy 2.4.6, safetensors 0.8.0, torch 2.15.0 (for bfloat16), Python 3.11.
 
-    python3 make_gguf.py [--out gguf]
+    python3 make_gguf.py [--out gguf]      (gguf_experts.py has the families with experts)
 
 blocks.bin: random blocks of each type with the values that the package gguf gives them.  The models
 are those of the folders beside this file, with the names of gguf's own table of tensors and the
@@ -22,6 +22,8 @@ import gguf
 import numpy
 import safetensors.torch
 import torch
+
+import gguf_experts as experts
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 Q = gguf.GGMLQuantizationType
@@ -44,8 +46,9 @@ MODELS = {
 }
 # Of deepseek2: the rows that make keys and values of latents in one tensor, as older files have them.
 OLD_ROWS = ("deepseek-v2",)
-PERMUTED = ("llama", "granite")
-PLUS_ONE = ("gemma", "gemma3", "nemotron")
+PERMUTED = ("llama", "granite", "internlm2") + experts.PERMUTED
+PLUS_ONE = ("gemma", "gemma3", "nemotron") + experts.PLUS_ONE
+SET_BYTES = 240000  # of a file; larger models are sets of files
 
 # Folder of text/: tokenizer.ggml.model, .pre.
 VOCABULARIES = {"gpt2": ("gpt2", "gpt-2"), "qwen2": ("gpt2", "qwen2"), "smollm": ("gpt2", "smollm"),
@@ -118,15 +121,19 @@ def rope_of(config, kind):
 def add_rope(w, arch, config, dims):
     full = rope_of(config, "full_attention")
     theta = full.get("rope_theta", config.get("rope_theta"))
+    if full.get("alpha"):  # Hunyuan: theta is raised once
+        theta *= full["alpha"] ** (dims / (dims - 2))
     if theta is not None:
         w.add_rope_freq_base(theta)
     local = rope_of(config, "sliding_attention").get("rope_theta")
-    if local is not None and arch in ("gemma3", "olmo2"):
+    if local is not None and arch in ("gemma3", "olmo2", "mellum"):
         w.add_rope_freq_base_swa(local)
     part = full.get("partial_rotary_factor", config.get("partial_rotary_factor"))
     if part is None:
         part = config.get("rotary_pct", {"glm4": 0.5, "phi2": 0.5, "nemotron": 0.5, "stablelm": 0.25,
-                                         "gptneox": 0.25}.get(arch, 1.0))
+                                         "gptneox": 0.25, "chatglm": 0.5}.get(arch, 1.0))
+    if arch in experts.LATENT:
+        part = 1.0
     w.add_rope_dimension_count(int(dims * part))
     kind = full.get("rope_type", "default")
     if kind == "linear":
@@ -137,7 +144,8 @@ def add_rope(w, arch, config, dims):
         w.add_rope_scaling_factor(full["factor"])
         w.add_rope_scaling_orig_ctx_len(full["original_max_position_embeddings"])
         if full.get("mscale_all_dim"):
-            w.add_rope_scaling_yarn_log_mul(0.1 * full["mscale_all_dim"])
+            w.add_rope_scaling_yarn_log_mul((1 if arch == "mistral3" else 0.1)
+                                            * full["mscale_all_dim"])
         if "attention_factor" in full:
             w.add_rope_scaling_yarn_attn_factor(full["attention_factor"])
     elif kind == "longrope":
@@ -146,7 +154,8 @@ def add_rope(w, arch, config, dims):
         scale = config["max_position_embeddings"] / original
         w.add_rope_scaling_orig_ctx_len(original)
         w.add_rope_scaling_attn_factors(
-            full.get("attention_factor", (1 + numpy.log(scale) / numpy.log(original)) ** 0.5))
+            full.get("attention_factor", full.get(
+                "long_mscale", (1 + numpy.log(scale) / numpy.log(original)) ** 0.5)))
         for name in ("long", "short"):
             w.add_tensor(f"rope_factors_{name}.weight",
                          numpy.array(full[name + "_factor"], numpy.float32))
@@ -270,34 +279,55 @@ def split_rows(config, tensors):
     return out
 
 
-def add_tensors(w, arch, config, folder):
+def names_of(arch, layers):
+    """The package's names of tensors."""
+    arch = experts.NAMES_OF.get(arch, arch)
+    model = next(a for a, n in gguf.MODEL_ARCH_NAMES.items() if n == arch)
+    have = gguf.MODEL_TENSORS[model]
+    have.extend(t for t in experts.EXTRA if t not in have)
+    return gguf.get_tensor_name_map(model, layers)
+
+
+def add_tensor(w, to, data):
     """Matrices keep their type; vectors are float32, as llama.cpp's converter writes them."""
+    if data.dtype == torch.uint8:
+        w.add_tensor(to, data.numpy(), raw_dtype=Q.MXFP4)
+    elif data.dim() == 1 or data.dtype == torch.float32:
+        w.add_tensor(to, data.float().numpy())
+    elif data.dtype == torch.float16:
+        w.add_tensor(to, data.numpy())
+    else:
+        bits = data.to(torch.bfloat16).contiguous().view(torch.uint8).numpy()
+        w.add_tensor(to, bits, raw_dtype=Q.BF16)
+
+
+def add_tensors(w, arch, config, folder):
     layers = config.get("num_hidden_layers", config.get("n_layer"))
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[
-        next(a.name for a, n in gguf.MODEL_ARCH_NAMES.items() if n == arch)], layers)
+    is_own = "families/" + folder.split("/")[-1] in experts.MODELS
+    names = names_of(arch, layers)
     tensors = {}
     for part in sorted(p for p in os.listdir(folder) if p.endswith(".safetensors")):
         tensors.update(safetensors.torch.load_file(os.path.join(folder, part)))
     tensors = {n.replace("model.language_model.", "model.").replace("language_model.", ""): t
-               for n, t in tensors.items() if not any(w in n for w in ("visual", "vision", "mm_projector"))}
-    if arch == "deepseek2":
+               for n, t in tensors.items() if not any(w in n for w in ("visual", "vision", "projector"))}
+    if is_own:
+        tensors = experts.change_tensors(arch, config, tensors)
+    elif arch == "deepseek2":
         tensors = merge_experts(config, tensors)
         if folder.split("/")[-1] not in OLD_ROWS:
             tensors = split_rows(config, tensors)
     for name, data in sorted(tensors.items()):
-        to = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        if name == "lm_head.weight":  # tied in all real Gemmas, not in the test's
-            to = "output.weight"
+        to = experts.name_of(arch, name) or names.get_name(name, try_suffixes=(".weight", ".bias"))
+        if name in ("lm_head.weight", "lm_head.bias"):  # tied in all real Gemmas, not in the test's
+            to = name.replace("lm_head", "output")
         if to is None:
             raise ValueError(f"{arch}: {name} has no name in a GGUF file")
         data = convert(arch, config, name, data)
-        if data.dim() == 1 or data.dtype == torch.float32:
-            w.add_tensor(to, data.float().numpy())
-        elif data.dtype == torch.float16:
-            w.add_tensor(to, data.numpy())
-        else:
-            bits = data.to(torch.bfloat16).view(torch.uint8).numpy()
-            w.add_tensor(to, bits, raw_dtype=Q.BF16)
+        if is_own:
+            data = experts.convert(arch, config, to, data)
+        add_tensor(w, to, data)
+    for name, data in experts.new_tensors(arch, config).items() if is_own else ():
+        add_tensor(w, name, data)
 
 
 def finish(w):
@@ -311,8 +341,14 @@ def make_model(out, folder, arch):
     with open(os.path.join(HERE, folder, "config.json"), encoding="utf-8") as f:
         config = json.load(f)
     config = config.get("text_config", config)
-    w = gguf.GGUFWriter(os.path.join(out, folder.split("/")[-1] + ".gguf"), arch)
-    add_settings(w, arch, config, folder.split("/")[-1])
+    name = folder.split("/")[-1]
+    w = gguf.GGUFWriter(os.path.join(out, name + ".gguf"), arch, split_max_size=SET_BYTES)
+    if folder in experts.MODELS:
+        dims = experts.add_settings(w, arch, config)
+        if dims is not None:
+            add_rope(w, arch, config, dims)
+    else:
+        add_settings(w, arch, config, name)
     add_tensors(w, arch, config, os.path.join(HERE, folder))
     finish(w)
 
@@ -382,7 +418,7 @@ def main():
     out = parser.parse_args().out
     os.makedirs(out, exist_ok=True)
     make_blocks(os.path.join(out, "blocks.bin"))
-    for folder, arch in MODELS.items():
+    for folder, arch in {**MODELS, **experts.MODELS}.items():
         try:
             make_model(out, folder, arch)
         except Exception as e:  # pylint: disable=broad-except

@@ -266,17 +266,21 @@ static void check_model(const char *name, const char *folder, const char *golden
     free(r);
 }
 
-/* The same model as a GGUF file (make_gguf.py), if there is one. */
+/* The same model as a GGUF file or a set of them (make_gguf.py), if there is one. */
 static void check_gguf(const char *base, const char *name, const char *golden_path)
 {
+    static const char *const endings[] = {"", "-00001-of-00002", "-00001-of-00003"};
     const char *slash = strrchr(name, '/');
     char file[4400], title[200];
     struct stat st;
 
-    snprintf(title, sizeof title, "gguf/%s.gguf", slash != NULL ? slash + 1 : name);
-    snprintf(file, sizeof file, "%s/%s", base, title);
-    if (stat(file, &st) == 0)
-        check_model(title, file, golden_path, (struct parallel){1, 1, false});
+    for (size_t i = 0; i < sizeof endings / sizeof endings[0]; i++) {
+        snprintf(title, sizeof title, "gguf/%s%s.gguf", slash != NULL ? slash + 1 : name,
+                 endings[i]);
+        snprintf(file, sizeof file, "%s/%s", base, title);
+        if (stat(file, &st) == 0)
+            check_model(title, file, golden_path, (struct parallel){1, 1, false});
+    }
 }
 
 /* What does not divide is refused. */
