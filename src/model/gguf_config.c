@@ -345,8 +345,7 @@ static void gguf_config_find_family(struct gguf_reading *r)
     char known[GGUF_WHY_CAP - 100] = "";
 
     if (!gguf_get_text(r->g, "general.architecture", &name)) {
-        gguf_config_refuse(r, ERR_INVALID,
-                           "general.architecture is missing");
+        gguf_config_refuse(r, ERR_INVALID, "general.architecture is missing");
         return;
     }
     for (size_t i = 0; i < N_FAMILIES; i++) {
