@@ -338,28 +338,24 @@ static void gguf_config_put_rope(struct gguf_reading *r)
 
 /* --- the whole file --------------------------------------------------------------------------- */
 
-/* The row of general.architecture; a message that lists the known ones otherwise. */
+/* The row of general.architecture. */
 static void gguf_config_find_family(struct gguf_reading *r)
 {
     struct gguf_text name = {"", 0};
-    char known[GGUF_WHY_CAP - 100] = "";
 
     if (!gguf_get_text(r->g, "general.architecture", &name)) {
         gguf_config_refuse(r, ERR_INVALID, "general.architecture is missing");
         return;
     }
     for (size_t i = 0; i < N_FAMILIES; i++) {
-        size_t len = strlen(known);
-
         if (gguf_text_is(name, families[i].name))
             r->family = &families[i];
-        (void)snprintf(known + len, sizeof known - len, "%s%s", i > 0 ? ", " : "",
-                       families[i].name);
     }
     if (r->family == NULL)
         gguf_config_refuse(r, ERR_UNSUPPORTED,
-                           "architecture \"%.*s\" is not supported; these are: %s",
-                           (int)(name.len < 40 ? name.len : 40), name.bytes, known);
+                           "architecture \"%.*s\" of a GGUF file is not served "
+                           "(docs/models-and-formats.md lists all that are)",
+                           (int)(name.len < 40 ? name.len : 40), name.bytes);
 }
 
 static void gguf_config_make_text(struct gguf_reading *r)

@@ -276,6 +276,8 @@ static void write_model(const struct kind *kind, const struct kind *of_v, const 
 
 enum { EXPERTS = 4, RANK = 64, NOPE = 32, ROPE = 16, VALUE = 32 };
 
+static const char *left_out; /* a tensor that the file lacks; NULL: none */
+
 static void add_latent_settings(struct file *f)
 {
     static const struct {
@@ -343,9 +345,10 @@ static void add_latent_layer(struct file *f, struct file *twin, int i, const str
     for (size_t k = 0; k < sizeof tensors / sizeof tensors[0]; k++) {
         struct entry t = tensors[k].t;
 
-        if (i < tensors[k].from || i > tensors[k].to)
-            continue;
         snprintf(name, sizeof name, "blk.%d.%s", i, t.name);
+        if (i < tensors[k].from || i > tensors[k].to ||
+            (left_out != NULL && strcmp(name, left_out) == 0))
+            continue;
         t.name = name;
         if (t.rows == 0) /* numbers of 1 and around it */
             add_vector(f, twin, name, t.cols);
@@ -507,7 +510,8 @@ static void test_sets(void)
 /* Latent attention and experts, alone and over two ranks: with K-blocks, and with blocks of 32. */
 static void test_latents(void)
 {
-    static const int of[][2] = {{7, 4}, {9, 4}, {0, 0}, {4, 4}}; /* Q4_K, Q6_K, Q4_0, Q8_0 */
+    /* Q4_K, Q6_K, Q4_0, Q8_0, MXFP4 */
+    static const int of[][2] = {{7, 4}, {9, 4}, {0, 0}, {4, 4}, {12, 4}};
     char path[200], twin[200], what[80];
 
     snprintf(path, sizeof path, "%s/mixed.gguf", root);
@@ -592,6 +596,49 @@ static void test_refused(void)
        "unknown inputs are refused");
 }
 
+/* Experts that do not fit their settings, each refused by name. */
+static void test_wrong_experts(void)
+{
+    static const struct {
+        const char *left_out, *key;
+        unsigned value;
+        const char *words;
+    } wrong[] = {
+        {"blk.1.ffn_up_exps.weight", NULL, 0, "tensor blk.1.ffn_up_exps.weight is missing"},
+        {"blk.1.ffn_down_exps.weight", NULL, 0, "tensor blk.1.ffn_down_exps.weight is missing"},
+        {"blk.1.exp_probs_b.bias", NULL, 0, "blk.1.exp_probs_b"},
+        {NULL, "expert_count", EXPERTS + 1, "tensor blk.1.ffn_gate_inp.weight"},
+        {NULL, "expert_count", 1U << 30, "num_experts must be a whole number"},
+        {NULL, "expert_used_count", EXPERTS + 1, "experts per token"},
+        {NULL, "expert_used_count", 0, "num_experts_per_tok"},
+        {NULL, "expert_feed_forward_length", FF, "tensor blk.1.ffn_gate_exps.weight"},
+        {NULL, "expert_feed_forward_length", 1U << 31, "moe_intermediate_size"},
+        {NULL, "expert_group_count", 3, "n_group"},
+        {NULL, "expert_gating_func", 9, "expert_gating_func 9"},
+        {NULL, "block_count", 0, "block_count"},
+        {NULL, "nextn_predict_layers", LAYERS, "block_count"},
+    };
+    char path[200], key[80];
+
+    snprintf(path, sizeof path, "%s/wrong.gguf", root);
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        struct file f = {.n_tensors = 0}, twin = {.n_tensors = 0};
+
+        left_out = wrong[i].left_out;
+        snprintf(key, sizeof key, "deepseek2.%s", wrong[i].key != NULL ? wrong[i].key : "none");
+        set_number(&f, key, GGUF_U32, wrong[i].value); /* the first of a key counts */
+        add_latent_settings(&f);
+        add_matrix(&f, &twin, "token_embd.weight", &kinds[4], VOCAB, DIM);
+        add_vector(&f, &twin, "output_norm.weight", DIM);
+        for (int k = 0; k < LAYERS; k++)
+            add_latent_layer(&f, &twin, k, &kinds[4], &kinds[4]);
+        finish(&f, path);
+        buf_fini(&twin.settings), buf_fini(&twin.tensors), buf_fini(&twin.data);
+        ok(refused_with(path, wrong[i].words), "experts: refused with \"%s\"", wrong[i].words);
+    }
+    left_out = NULL;
+}
+
 static void remove_all(void)
 {
     static const char *const names[] = {"twin", "mixed", "wrong", "set-00001-of-00002"};
@@ -616,6 +663,7 @@ int main(void)
     test_sets();
     test_latents();
     test_refused();
+    test_wrong_experts();
     remove_all();
     return tap_done();
 }
