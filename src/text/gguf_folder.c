@@ -3,10 +3,11 @@
  * Writes the files that a folder of the same model would have.
  *
  * A GGUF file names its tokenizer by two words. tokenizer.ggml.model is "gpt2" (byte-level BPE with
- * a list of merges) or "llama" (SentencePiece BPE: scores in place of merges, bytes where a
- * character has no token). tokenizer.ggml.pre names the pattern by which a byte-level model cuts
- * texts; the table `cuts` has the pre_tokenizer of the tokenizer.json that the name stands for. An
- * unknown name is refused, because pieces that are cut differently give other tokens.
+ * a list of merges), "llama" (SentencePiece BPE: scores in place of merges, bytes where a character
+ * has no token) or "gemma4" (as SentencePiece's, with merges). tokenizer.ggml.pre names the pattern
+ * by which a byte-level model cuts texts; the table `cuts` has the pre_tokenizer of the
+ * tokenizer.json that the name stands for. An unknown name is refused, because pieces that are cut
+ * differently give other tokens.
  *
  * Types of tokens decide which of them are searched for in a text as a whole: control tokens, which
  * are special, and added ones. One member is no part of the format of tokenizer.json: "scores", a
@@ -64,20 +65,57 @@
 #define ONE_BEGIN "{\"type\":\"Split\",\"pattern\":{\"Regex\":\""
 #define ONE_END   "\"},\"behavior\":\"Isolated\",\"invert\":false},"
 /* DeepSeek's, of V3 and of Coder. */
-#define CUT_DEEPSEEK3                                                                        \
-    "{\"type\":\"Sequence\",\"pretokenizers\":[" ONE_BEGIN "\\\\p{N}{1,3}" ONE_END ONE_BEGIN \
-    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+" ONE_END ONE_BEGIN                           \
-    "[!\\\"#$%&'()*+,\\\\-./:;<=>?@\\\\["                                                    \
-    "\\\\\\\\\\\\]^_`{|}~][A-Za-z]+"                                                         \
-    "|[^\\r\\n\\\\p{L}\\\\p{P}\\\\p{S}]?"                                                    \
-    "[\\\\p{L}\\\\p{M}]+"                                                                    \
-    "| ?[\\\\p{P}\\\\p{S}]+[\\r\\n]*"                                                        \
-    "|\\\\s*[\\r\\n]+|\\\\s+(?!\\\\S)|\\\\s+" ONE_END BYTES("false") "]}"
+#define DEEPSEEK_WORDS                                                                      \
+    "[!\\\"#$%&'()*+,\\\\-./:;<=>?@\\\\["                                                   \
+    "\\\\\\\\\\\\]^_`{|}~][A-Za-z]+"                                                        \
+    "|[^\\r\\n\\\\p{L}\\\\p{P}\\\\p{S}]?[\\\\p{L}\\\\p{M}]+| ?[\\\\p{P}\\\\p{S}]+[\\r\\n]*" \
+    "|\\\\s*[\\r\\n]+|\\\\s+(?!\\\\S)|\\\\s+"
+#define CUT_DEEPSEEK3                                                                            \
+    "{\"type\":\"Sequence\",\"pretokenizers\":[" ONE_BEGIN "\\\\p{N}{1,3}" ONE_END ONE_BEGIN     \
+    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+" ONE_END ONE_BEGIN DEEPSEEK_WORDS ONE_END BYTES( \
+        "false") "]}"
 #define CUT_CODER                                                                       \
     "{\"type\":\"Sequence\",\"pretokenizers\":[" ONE_BEGIN "[\\r\\n]" ONE_END ONE_BEGIN \
     "\\\\s?\\\\p{L}+" ONE_END ONE_BEGIN "\\\\s?\\\\p{P}+" ONE_END ONE_BEGIN             \
     "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+" ONE_END                                \
     "{\"type\":\"Digits\",\"individual_digits\":true}," BYTES("false") "]}"
+
+/* Patterns that differ in one part: Ling's, EXAONE MoE's and Jais 2's. */
+#define CUT_BAILING                                                                 \
+    SPLIT("'(?i:[sdmt]|ll|ve|re)|[^\\\\r\\\\n\\\\p{L}\\\\p{N}]?+\\\\p{L}+|\\\\p{N}" \
+          "| ?[^\\\\s\\\\p{L}\\\\p{N}]++[\\\\r\\\\n]*|\\\\s*[\\\\r\\\\n]|\\\\s+(?!\\\\S)|\\\\s+")
+#define CUT_EXAONE_MOE                                                                            \
+    SPLIT(ANY_CASE                                                                                \
+          "|[^\\\\r\\\\n\\\\p{L}\\\\p{N}]?(?:\\\\p{L}\\\\p{M}*(?: \\\\p{L}\\\\p{M}*)*)+|\\\\p{N}" \
+          "| ?[^\\\\s\\\\p{L}\\\\p{N}]+[\\\\r\\\\n/]?|\\\\s*[\\\\r\\\\n]|\\\\s+(?!\\\\S)|\\\\s+")
+#define SPACES(n) "|\\\\s{" n "}(?!\\\\S)"
+#define CUT_JAIS2                                                                                  \
+    SPLIT(ANY_CASE WORD "|\\\\p{N}{1,3}" OTHERS "|\\\\s*[\\\\r\\\\n]+" SPACES("512") SPACES("256") \
+              SPACES("128") SPACES("64") SPACES("32") SPACES("16") SPACES("8") SPACES("4")         \
+                  SPACES("1,2") "|\\\\s{1}")
+/* Trinity's: groups of three digits from the end of a number, Asian scripts, and DeepSeek's. */
+#define CUT_AFMOE                                                                                  \
+    "{\"type\":\"Sequence\",\"pretokenizers\":[" ONE_BEGIN                                         \
+    "\\\\p{N}{1,3}(?=(?:\\\\p{N}{3})*(?!\\\\p{N}))" ONE_END ONE_BEGIN                              \
+    "[\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff\u3040-\u309f\u30a0-\u30ff\uff65-\uff9f\u2f00-\u2fdf" \
+    "\u0e40-\u0e7f\u0e80-\u0eff\u1780-\u17ff\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af"  \
+    "\u1100-\u11ff]+" ONE_END ONE_BEGIN DEEPSEEK_WORDS ONE_END BYTES("false") "]}"
+/* Youtu's: Asian scripts, and GPT-4o's with each digit alone. */
+#define YOUTU_ASIAN                                                    \
+    "[\uac00-\ud7a3\u3131-\u318e]+|[\uff01\u2026\u201c\u201d"          \
+    "\u2018\u2019\u2014\uff1a\uff1b\uff0c\u3001-\u303f\ufe30-\ufe4f]+" \
+    "|[\u3105-\u312f]+|[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
+#define YOUTU_WORDS                                                            \
+    CASED LARGE "*" SMALL "+" ANY_CASE "?|" CASED LARGE "+" SMALL "*" ANY_CASE \
+                "?|\\\\p{N}| ?[^\\\\s\\\\p{L}\\\\p{N}]+[\\\\r\\\\n/]*" TAIL
+#define CUT_YOUTU                                                                        \
+    "{\"type\":\"Sequence\",\"pretokenizers\":[" ONE_BEGIN YOUTU_ASIAN ONE_END ONE_BEGIN \
+        YOUTU_WORDS ONE_END BYTES("false") "]}"
+/* Llama 3's behind groups of three digits from the start of a number. */
+#define CUT_MINICPM5                                       \
+    "{\"type\":\"Sequence\",\"pretokenizers\":[" ONE_BEGIN \
+    "\\\\p{N}{1,3}" ONE_END ONE_BEGIN ANY_CASE WORD        \
+    "|\\\\p{N}+" OTHERS TAIL ONE_END BYTES("false") "]}"
 
 #define NFC "{\"type\":\"NFC\"}"
 
@@ -122,6 +160,20 @@ static const struct cut {
     {"seed-coder", CUT_SEED, NULL, false, false},
     {"deepseek-v3", CUT_DEEPSEEK3, NULL, false, false},
     {"kimi-k2", CUT_KIMI, NULL, false, false},
+    {"hunyuan-dense", CUT_DEEPSEEK3, NULL, false, false},
+    {"hunyuan", CUT_QWEN2, NULL, false, false},
+    {"solar-open", CUT_QWEN2, NULL, false, false},
+    {"minimax-m2", CUT_GPT4O, NULL, false, false},
+    {"bailingmoe", CUT_BAILING, NULL, false, false},
+    {"bailingmoe2", CUT_BAILING, NULL, false, false},
+    {"exaone-moe", CUT_EXAONE_MOE, NULL, false, false},
+    {"jais-2", CUT_JAIS2, NULL, false, false},
+    {"afmoe", CUT_AFMOE, NULL, false, false},
+    {"youtu", CUT_YOUTU, NULL, true, false},
+    {"minicpm5", CUT_MINICPM5, NULL, true, false},
+    {"glm5", CUT_LLAMA3, NULL, true, false},
+    {"mellum", CUT_GPT2, NULL, false, false},
+    {"mellum2", CUT_DIGITS, NULL, false, false},
     {"deepseek-coder", CUT_CODER, NULL, false, false},
 };
 
@@ -131,7 +183,8 @@ static const struct cut {
 struct gguf_vocab {
     const struct gguf *g;
     const struct gguf_value *tokens, *kinds, *scores;
-    const struct cut *cut; /* of a byte-level model; NULL: scores */
+    const struct cut *cut; /* of a byte-level model; NULL: U+2581 marks spaces */
+    bool has_merges;       /* else scores */
     int64_t bos, eos, unk, pad;
     bool adds_bos, adds_eos, adds_space;
 };
@@ -171,13 +224,13 @@ static const struct cut *gguf_folder_cut(const struct gguf *g, char *why, size_t
 /* The named ids and the flags, with the defaults of the two kinds. */
 static void gguf_folder_read_settings(struct gguf_vocab *v)
 {
-    bool is_spm = v->cut == NULL;
+    bool is_spm = !v->has_merges;
 
     v->bos = gguf_folder_id(v, "tokenizer.ggml.bos_token_id", is_spm ? 1 : -1);
     v->eos = gguf_folder_id(v, "tokenizer.ggml.eos_token_id", is_spm ? 2 : -1);
     v->unk = gguf_folder_id(v, "tokenizer.ggml.unknown_token_id", is_spm ? 0 : -1);
     v->pad = gguf_folder_id(v, "tokenizer.ggml.padding_token_id", -1);
-    v->adds_bos = is_spm || v->cut->adds_bos;
+    v->adds_bos = v->cut == NULL || v->cut->adds_bos;
     v->adds_eos = false;
     v->adds_space = is_spm;
     /* Those that are missing keep their defaults. */
@@ -217,16 +270,22 @@ static int gguf_folder_open_vocab(struct gguf_vocab *v, const struct gguf *g, ch
         return ERR_NOT_FOUND;
     }
     (void)gguf_get_text(g, "tokenizer.ggml.model", &model); /* "" when missing */
+    v->has_merges = gguf_text_is(model, "gpt2") || gguf_text_is(model, "gemma4");
     if (gguf_text_is(model, "gpt2")) {
         v->cut = gguf_folder_cut(g, why, why_cap);
         if (v->cut == NULL)
             return ERR_UNSUPPORTED;
-    } else if (!gguf_text_is(model, "llama")) {
+    } else if (!v->has_merges && !gguf_text_is(model, "llama")) {
         (void)snprintf(why, why_cap,
-                       "tokenizer.ggml.model \"%.*s\" is not supported, only gpt2 and "
-                       "llama",
+                       "tokenizer.ggml.model \"%.*s\" is not supported, only gpt2, llama and "
+                       "gemma4",
                        (int)(model.len < 40 ? model.len : 40), model.bytes);
         return ERR_UNSUPPORTED;
+    } else if (v->has_merges) {
+        if (gguf_list(g, "tokenizer.ggml.merges", GGUF_TEXT) == NULL) {
+            (void)snprintf(why, why_cap, "tokenizer.ggml.merges is missing");
+            return ERR_CORRUPT;
+        }
     } else if (v->scores == NULL || v->scores->n < v->tokens->n) {
         (void)snprintf(why, why_cap, "tokenizer.ggml.scores are missing or fewer than tokens");
         return ERR_CORRUPT;
@@ -329,7 +388,7 @@ static bool gguf_folder_strips(const struct gguf_vocab *v, struct gguf_text toke
 {
     struct gguf_text arch = {"", 0};
 
-    return v->cut == NULL && gguf_get_text(v->g, "general.architecture", &arch) &&
+    return !v->has_merges && gguf_get_text(v->g, "general.architecture", &arch) &&
            gguf_text_is(arch, "phi3") && !gguf_text_is(token, "<unk>") &&
            !gguf_text_is(token, "<s>") && !gguf_text_is(token, "<|endoftext|>");
 }
@@ -358,7 +417,7 @@ static void gguf_folder_put_added(struct buf *out, const struct gguf_vocab *v)
 }
 
 /* The steps before and after BPE of a byte-level model, or of a SentencePiece model, whose pieces
- * have U+2581 for a space and one before the text. */
+ * have U+2581 for a space and, if the file says so, one before the text. */
 static void gguf_folder_put_chains(struct buf *out, const struct gguf_vocab *v)
 {
     static const char to_mark[] = "{\"type\":\"Replace\",\"pattern\":{\"String\":\" \"},"
@@ -422,10 +481,10 @@ static void gguf_folder_put_tokenizer(struct buf *out, const struct gguf_vocab *
         buf_add_byte(out, ',');
     }
     gguf_folder_put_vocab(out, v);
-    if (v->cut == NULL)
-        gguf_folder_put_scores(out, v);
-    else
+    if (v->has_merges)
         gguf_folder_put_merges(out, v);
+    else
+        gguf_folder_put_scores(out, v);
     buf_add_text(out, "}}");
 }
 

@@ -55,7 +55,7 @@ VOCABULARIES = {"gpt2": ("gpt2", "gpt-2"), "qwen2": ("gpt2", "qwen2"), "smollm":
                 "o200k": ("gpt2", "gpt-4o"), "tekken": ("gpt2", "tekken"),
                 "llama3": ("gpt2", "llama-bpe"), "llama2": ("llama", "default"),
                 "deepseek": ("gpt2", "deepseek-v3"), "coder": ("gpt2", "deepseek-coder"),
-                "kimi": ("gpt2", "kimi-k2")}
+                "kimi": ("gpt2", "kimi-k2"), "gemma": ("gemma4", None)}
 
 
 # --- blocks ----------------------------------------------------------------------------------------
@@ -382,12 +382,15 @@ def make_vocabulary(out, name, model, pre):
         if text in added:
             kind = (gguf.TokenType.CONTROL if added[text]["special"]
                     else gguf.TokenType.USER_DEFINED)
-        elif model == "llama" and text is not None and len(text) == 6 and text.startswith("<0x"):
+        elif model != "gpt2" and text is not None and len(text) == 6 and text.startswith("<0x"):
             kind = gguf.TokenType.BYTE
         kinds.append(kind)
     w = gguf.GGUFWriter(os.path.join(out, "vocab-" + name + ".gguf"), "llama")
     w.add_tokenizer_model(model)
-    w.add_tokenizer_pre(pre)
+    if pre is not None:
+        w.add_tokenizer_pre(pre)
+    if model == "gemma4":
+        w.add_add_space_prefix(False)
     w.add_token_list([texts.get(i, f"[PAD{i}]") for i in range(n)])
     w.add_token_types(kinds)
     merges = tokenizer["model"]["merges"]

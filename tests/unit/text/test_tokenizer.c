@@ -28,8 +28,8 @@ static const char *const models[] = {"gpt2",    "gpt2-prefix", "llama3",    "qwe
                                      "mistral", "gemma",       "metaspace", "kimi"};
 
 /* Vocabularies that are also GGUF files. */
-static const char *const in_gguf[] = {"gpt2",   "qwen2",  "smollm",   "o200k", "tekken",
-                                      "llama3", "llama2", "deepseek", "coder", "kimi"};
+static const char *const in_gguf[] = {"gpt2",   "qwen2",    "smollm", "o200k", "tekken", "llama3",
+                                      "llama2", "deepseek", "coder",  "kimi",  "gemma"};
 
 static bool same_ids(const struct token_list *got, const struct json *want)
 {
