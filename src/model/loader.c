@@ -150,6 +150,8 @@ void loader_list_target(struct loader *l, size_t item, const struct target *to)
     l->items[item].step = loader_row_bytes(to);
     if (to->use == BYTES_TURNED)
         l->items[item].step = loader_elem_bytes(to, to->slice.rows);
+    if (quant_is_split_mxfp4(to->part.kind)) /* its rows are longer in the file */
+        l->items[item].step = l->items[item].t->bytes / (size_t)to->slice.rows;
     if (loader_is_gathered(to))
         l->items[item].step = 1;
     *loader_target_of(l, item, l->rank) = *to;
@@ -473,6 +475,9 @@ static void loader_choose_format(struct loader *l, struct k_matrix *m, const str
     m->format = wanted;
     if (has_all && l->d->ops->takes(l->d, m) && use != USE_ADDED &&
         (use != USE_TABLE || wanted.group_rows == 0))
+        return;
+    m->format = k_format_mxfp4();
+    if (use == USE_EXPERTS && has_all && wanted.elem == K_MXFP4 && l->d->ops->takes(l->d, m))
         return;
     m->format = plain;
     if (k_format_is_plain(&wanted) && has_all)

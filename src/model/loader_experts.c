@@ -10,8 +10,6 @@
 #include "base/must.h"
 #include "model/loader_parts.h"
 
-enum { EXPONENTS }; /* the tensor beside one of MXFP4 */
-
 /* A matrix whose rows a device brings into another order when all have come. */
 struct arranged {
     struct device *device;
@@ -152,7 +150,6 @@ static void loader_leave_mixed(const struct loader *l, struct slice *s)
 static void loader_fill_exponents(struct loader *l, const struct k_matrix *m, size_t at,
                                   const struct part *p)
 {
-    const uint8_t *from = p->q.beside[EXPONENTS]->data + p->slice.col / K_MXFP4_GROUP;
     size_t n = (size_t)m->n_in / K_MXFP4_GROUP;
     uint8_t *rows = mem_alloc((size_t)p->slice.n_rows * n);
 
@@ -161,8 +158,8 @@ static void loader_fill_exponents(struct loader *l, const struct k_matrix *m, si
         return;
     }
     for (int row = 0; row < p->slice.n_rows; row++)
-        memcpy(rows + (size_t)row * n,
-               from + (size_t)slice_row(&p->slice, row) * (size_t)p->q.n_groups, n);
+        quant_exponents_mxfp4(rows + (size_t)row * n, &p->q, slice_row(&p->slice, row),
+                              p->slice.col / K_MXFP4_GROUP, (int)n);
     l->rc = l->d->ops->upload(l->d, (char *)m->data + at, rows, (size_t)p->slice.n_rows * n);
     mem_free(rows);
 }
@@ -179,14 +176,19 @@ static void loader_list_mxfp4(struct loader *l, const struct k_matrix *m,
 
     for (int i = 0; i < n_parts && l->rc == ERR_OK; i++) {
         size_t first = row / n_rows * expert_bytes, below = row % n_rows;
-        struct target to = {.use = BYTES_COPIED, .part = parts[i].q, .dst = m->data};
+        struct target to;
 
         if (parts[i].slice.n_rows == 0)
             continue;
+        if (parts[i].q.format.elem == K_MXFP4)
+            quant_split_mxfp4(&parts[i].q);
         if (is_mixed)
             loader_leave_mixed(l, &parts[i].slice);
-        to.slice = parts[i].slice;
-        to.at = first + below * row_bytes;
+        to = (struct target){.use = BYTES_COPIED,
+                             .part = parts[i].q,
+                             .slice = parts[i].slice,
+                             .dst = m->data,
+                             .at = first + below * row_bytes};
         loader_list_target(l, parts[i].item, &to);
         loader_fill_exponents(
             l, m, first + n_rows * row_bytes + below * ((size_t)m->n_in / K_MXFP4_GROUP),

@@ -393,6 +393,13 @@ static const struct quant_format blocks[] = {
 
 #define N_BLOCKS (sizeof blocks / sizeof blocks[0])
 
+/* Blocks of MXFP4 whose exponents are read apart. */
+static const struct quant_format split_mxfp4 = {.data = "weight",
+                                                .dtype = "MXFP4",
+                                                .packed = 1,
+                                                .elem = K_E2M1,
+                                                .unpack = quant_unpack_mxfp4};
+
 /* Scales are tensors of their own, and not inside of blocks. */
 static bool quant_has_scales(const struct quant_format *f)
 {
@@ -794,6 +801,18 @@ void quant_keep_mxfp4(struct quant_part *p)
 {
     if (quant_is_mxfp4(p->kind))
         p->format = k_format_mxfp4();
+}
+
+void quant_split_mxfp4(struct quant_part *p)
+{
+    must(p->format.elem == K_MXFP4);
+    p->kind = &split_mxfp4;
+    p->format = k_format_mxfp4();
+}
+
+bool quant_is_split_mxfp4(const struct quant_format *kind)
+{
+    return kind == &split_mxfp4;
 }
 
 int quant_mxfp4(struct quant_part *out, const struct checkpoint *files,

@@ -159,6 +159,15 @@ int quant_take_blocks(struct quant_part *p) ERR_CHECKED;
 bool quant_is_mxfp4(const struct quant_format *kind);
 void quant_keep_mxfp4(struct quant_part *p);
 
+/* Take a part in GGUF's blocks of MXFP4 as codes and exponents apart, which is exact: its bytes are
+ * unpacked while they are read, and have fewer bytes then. */
+void quant_split_mxfp4(struct quant_part *p);
+bool quant_is_split_mxfp4(const struct quant_format *kind);
+
+/* The exponents of groups first .. first + n - 1 of a row of a part in the format
+ * k_format_mxfp4(), from its tensors. Any thread. */
+void quant_exponents_mxfp4(uint8_t *out, const struct quant_part *p, int row, int first, int n);
+
 /* A matrix of floats of four bits of an expert, as quant_find() returns it for MXFP4, by its data
  * U8 [rows][cols / 2] and its exponents U8 [rows][cols / 32], in k_format_mxfp4(). Errors
  * likewise. */

@@ -322,3 +322,38 @@ void quant_float_codes(const struct k_unpacked *to, const struct quant_part *p,
     }
     floats->scales(to->scales, p, run.row, first, n);
 }
+
+/* --- blocks of GGUF files ----------------------------------------------------------------- */
+
+#define BLOCK_BYTES 17 /* an exponent, and elements i and i + 16 in byte i */
+
+/* Write a block's codes, two neighbours in a byte. Block i's end before block i + 1 begins, so all
+ * are written over their own bytes. */
+void quant_unpack_mxfp4(void *bytes, size_t n)
+{
+    uint8_t *out = bytes;
+    const uint8_t *from = bytes;
+
+    for (size_t at = 0; at + BLOCK_BYTES <= n; at += BLOCK_BYTES, out += BLOCK_BYTES - 1) {
+        uint8_t halves[BLOCK_BYTES - 1];
+
+        memcpy(halves, from + at + 1, sizeof halves);
+        for (int i = 0; i < 8; i++) {
+            out[i] = (uint8_t)((halves[2 * i] & 15) | halves[2 * i + 1] << 4);
+            out[i + 8] = (uint8_t)(halves[2 * i] >> 4 | (halves[2 * i + 1] & 0xf0));
+        }
+    }
+}
+
+void quant_exponents_mxfp4(uint8_t *out, const struct quant_part *p, int row, int first, int n)
+{
+    size_t n_groups = (size_t)p->cols / K_MXFP4_GROUP;
+    size_t at = (size_t)row * n_groups + (size_t)first;
+
+    for (int i = 0; i < n; i++) {
+        if (quant_is_split_mxfp4(p->kind))
+            out[i] = p->data->data[(at + (size_t)i) * BLOCK_BYTES];
+        else
+            out[i] = p->beside[SCALES]->data[at + (size_t)i];
+    }
+}

@@ -91,6 +91,10 @@ struct quant_floats {
 };
 extern const struct quant_floats quant_floats_nvfp4, quant_floats_modelopt, quant_floats_mxfp4;
 
+/* n bytes of whole blocks of MXFP4 become their codes, of which there are 16 bytes a block, in
+ * place. */
+void quant_unpack_mxfp4(void *bytes, size_t n);
+
 /* The codes and scales of a run of floats (quant_codes()). */
 void quant_float_codes(const struct k_unpacked *to, const struct quant_part *p,
                        const uint8_t *bytes, struct quant_run run);

@@ -6,6 +6,7 @@
  * shorter, longer, and with numbers that point elsewhere. */
 #include "base/json.h"
 #include "base/mem.h"
+#include "kernels/kernels.h"
 #include "model/hf_config.h"
 #include "model/quant_parts.h"
 #include "tests/golden/records.h"
@@ -461,6 +462,38 @@ static void test_not_finite(void)
     }
 }
 
+/* Blocks of MXFP4 as codes and exponents: the values of the blocks, of any of their rows. */
+static void test_split(void)
+{
+    enum { ROWS = 5, COLS = 96, GROUPS = COLS / 32, SIZE = ROWS * GROUPS * 17 };
+    static const float of_code[] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
+    uint8_t bytes[SIZE], codes[SIZE], exponents[ROWS * GROUPS];
+    const struct tensor t = {.dtype = "MXFP4", .data = bytes, .bytes = SIZE};
+    struct quant_part p = {.data = &t, .rows = ROWS, .cols = COLS};
+    float want[ROWS * COLS];
+    int n_same = 0;
+
+    for (int i = 0; i < SIZE; i++)
+        bytes[i] = (uint8_t)(i % 17 == 0 ? 118 + i % 11 : i * 37 + i / 17);
+    memcpy(codes, bytes, SIZE);
+    ref_blocks(want, K_MXFP4, bytes, ROWS * GROUPS);
+    ok(quant_take_blocks(&p) == ERR_OK && p.format.elem == K_MXFP4, "blocks of MXFP4 are known");
+    quant_split_mxfp4(&p);
+    ok(quant_is_split_mxfp4(p.kind) && k_format_is_mxfp4(&p.format), "they are split");
+    p.kind->unpack(codes, SIZE);
+    for (int row = 0; row < ROWS; row++) {
+        quant_exponents_mxfp4(exponents, &p, row, 0, 1);
+        quant_exponents_mxfp4(exponents + 1, &p, row, 1, GROUPS - 1);
+        for (int i = 0; i < COLS; i++) {
+            int code = codes[(row * COLS + i) / 2] >> (4 * (i % 2)) & 15;
+            float value = ldexpf(of_code[code & 7], exponents[i / 32] - 127);
+
+            n_same += (code & 8 ? -value : value) == want[row * COLS + i];
+        }
+    }
+    is_int(n_same, ROWS * COLS, "codes and exponents give the blocks' values");
+}
+
 int main(void)
 {
     if (mkdtemp(root) == NULL)
@@ -482,6 +515,7 @@ int main(void)
     test_mixed();
     test_rounded();
     test_not_finite();
+    test_split();
     snprintf(why, sizeof why, "%s/model.safetensors", root);
     (void)unlink(why);
     (void)rmdir(root);
