@@ -62,7 +62,7 @@ static void gguf_gemma4_put_widths(struct gguf_reading *r)
     if (n > 0)
         last = gguf_config_layer_number_or(r, FF_DIM, n - 1, 0.0);
     for (int i = 0; i < n && r->rc == ERR_OK; i++) {
-        double wanted = i < n - (int)shared ? first : last;
+        double wanted = i + shared < n ? first : last;
 
         if (gguf_config_layer_number_or(r, FF_DIM, i, 0.0) != wanted ||
             (wanted != first && wanted != 2.0 * first))
