@@ -652,16 +652,47 @@ static void gguf_add_end(int32_t *out, int *n, int cap, int64_t id)
         out[(*n)++] = (int32_t)id;
 }
 
+/* Does a token of this name and type end a text? Some files have Gemma 4's as added ones. */
+static bool gguf_is_end(struct gguf_text token, int kind, bool has_messages)
+{
+    /* The last tokens of turns and texts in the families' own generation_config.json. */
+    static const char *const names[] = {
+        "<|im_end|>",         "<|eot_id|>",    "<|eom_id|>",    "<|end_of_text|>",
+        "<end_of_turn>",      "<|endoftext|>", "[|endofturn|]", "<|END_OF_TURN_TOKEN|>",
+        "<end_of_utterance>", "<|return|>",    "<|call|>",      "<|flush|>",
+        "<|calls|>"};
+
+    if (gguf_text_is(token, "<turn|>") || gguf_text_is(token, "<|tool_response>"))
+        return kind == GGUF_TOKEN_CONTROL || kind == GGUF_TOKEN_ADDED;
+    for (size_t i = 0; i < sizeof names / sizeof names[0] && kind == GGUF_TOKEN_CONTROL; i++) {
+        if (gguf_text_is(token, names[i]))
+            return true;
+    }
+    return kind == GGUF_TOKEN_CONTROL && !has_messages && gguf_text_is(token, "<|end|>");
+}
+
+/* In gpt-oss and Solar a turn is of several messages, each with <|end|> behind it, and ends with
+ * one of these. */
+static bool gguf_has_messages(const struct gguf_value *tokens)
+{
+    struct gguf_walk walk = gguf_walk(tokens);
+    struct gguf_text token;
+
+    while (gguf_next(&walk, &token)) {
+        if (gguf_text_is(token, "<|return|>") || gguf_text_is(token, "<|flush|>"))
+            return true;
+    }
+    return false;
+}
+
 int gguf_ends(const struct gguf *g, int32_t *out, int cap)
 {
     static const char *const keys[] = {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id",
                                        "tokenizer.ggml.eom_token_id"};
-    /* The last tokens of turns and texts in the families' own generation_config.json. */
-    static const char *const names[] = {
-        "<|im_end|>", "<|eot_id|>",    "<|eom_id|>",    "<|end_of_text|>",      "<end_of_turn>",
-        "<|end|>",    "<|endoftext|>", "[|endofturn|]", "<|END_OF_TURN_TOKEN|>"};
     const struct gguf_value *kinds = gguf_find(g, "tokenizer.ggml.token_type");
-    struct gguf_walk walk = gguf_walk(gguf_find(g, "tokenizer.ggml.tokens"));
+    const struct gguf_value *tokens = gguf_find(g, "tokenizer.ggml.tokens");
+    struct gguf_walk walk = gguf_walk(tokens);
+    bool has_messages = gguf_has_messages(tokens);
     struct gguf_text token;
     int64_t id = 0;
     int n = 0;
@@ -673,13 +704,9 @@ int gguf_ends(const struct gguf *g, int32_t *out, int cap)
     for (id = 0; gguf_next(&walk, &token); id++) {
         double kind;
 
-        if (kinds == NULL || !gguf_item(kinds, (uint64_t)id, &kind) ||
-            (int)kind != GGUF_TOKEN_CONTROL)
-            continue;
-        for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-            if (gguf_text_is(token, names[i]))
-                gguf_add_end(out, &n, cap, id);
-        }
+        if (kinds != NULL && gguf_item(kinds, (uint64_t)id, &kind) && kind >= 0.0 && kind < 100.0 &&
+            gguf_is_end(token, (int)kind, has_messages))
+            gguf_add_end(out, &n, cap, id);
     }
     return n;
 }

@@ -281,8 +281,68 @@ static void test_open(void)
     ok(file == NULL && !gguf_is_path("/tmp"), "a folder is no file");
 }
 
+/* --- ends of texts ------------------------------------------------------------------------- */
+
+/* A head with tokens, all of a kind, and the id that ends a text. */
+static void check_ends(const char *const *tokens, int n, unsigned kind, const char *wanted)
+{
+    struct buf b = {.bytes = NULL};
+    struct gguf g = {.n_values = 0};
+    int32_t ids[8];
+    char got[100] = "";
+    int n_ends = 0;
+
+    buf_add_text(&b, "GGUF");
+    put_number(&b, 3, 4);
+    put_number(&b, 0, 8);
+    put_number(&b, 3, 8);
+    put_text(&b, "tokenizer.ggml.eos_token_id");
+    put_number(&b, GGUF_U32, 4);
+    put_number(&b, 0, 4);
+    put_text(&b, "tokenizer.ggml.tokens");
+    put_number(&b, GGUF_LIST, 4);
+    put_number(&b, GGUF_TEXT, 4);
+    put_number(&b, (uint64_t)n, 8);
+    for (int i = 0; i < n; i++)
+        put_text(&b, tokens[i]);
+    put_text(&b, "tokenizer.ggml.token_type");
+    put_number(&b, GGUF_LIST, 4);
+    put_number(&b, GGUF_I32, 4);
+    put_number(&b, (uint64_t)n, 8);
+    for (int i = 0; i < n; i++)
+        put_number(&b, kind, 4);
+    while (b.len % 32 != 0)
+        buf_add_byte(&b, '\0');
+    if (gguf_parse(&g, &arena, (const uint8_t *)b.bytes, b.len, why, sizeof why) == ERR_OK)
+        n_ends = gguf_ends(&g, ids, 8);
+    for (int i = 0; i < n_ends; i++)
+        (void)snprintf(got + strlen(got), sizeof got - strlen(got), "%s%d", i > 0 ? " " : "",
+                       ids[i]);
+    is_text(got, wanted, "ids that end a text with %s", tokens[1]);
+    arena_reset(&arena);
+    buf_fini(&b);
+}
+
+static void test_ends(void)
+{
+    static const char *const chat[] = {"</s>", "<|im_end|>", "a", "<|endoftext|>"};
+    static const char *const harmony[] = {"<|return|>", "<|end|>", "<|call|>", "<|endoftext|>"};
+    static const char *const solar[] = {"</s>", "<|end|>", "<|flush|>", "<|calls|>"};
+    static const char *const phi[] = {"<|endoftext|>", "<|end|>", "<|user|>", "x"};
+    static const char *const gemma[] = {"<eos>", "<turn|>", "<|tool_response>", "<|turn>"};
+
+    check_ends(chat, 4, GGUF_TOKEN_CONTROL, "0 1 3");
+    check_ends(chat, 4, GGUF_TOKEN_NORMAL, "0");
+    check_ends(phi, 4, GGUF_TOKEN_CONTROL, "0 1");
+    check_ends(harmony, 4, GGUF_TOKEN_CONTROL, "0 2 3");
+    check_ends(solar, 4, GGUF_TOKEN_CONTROL, "0 2 3");
+    check_ends(gemma, 4, GGUF_TOKEN_CONTROL, "0 1 2");
+    check_ends(gemma, 4, GGUF_TOKEN_ADDED, "0 1 2");
+}
+
 int main(void)
 {
+    test_ends();
     test_head();
     test_wrong_heads();
     test_open();
