@@ -57,7 +57,7 @@ static const struct gguf_family families[] = {
      .is_permuted = true,
      .find_arch = gguf_family_find_granite_swa,
      .put = gguf_family_put_granite_swa},
-    {.name = "olmo", .arch = "OlmoForCausalLM", .is_permuted = true, .put = gguf_family_put_olmo},
+    {.name = "olmo", .arch = "OlmoForCausalLM", .is_permuted = true},
     {.name = "olmo2", .arch = "Olmo2ForCausalLM", .find_arch = gguf_family_find_olmo},
     {.name = "stablelm", .arch = "StableLmForCausalLM"},
     {.name = "nemotron", .arch = "NemotronForCausalLM"},
@@ -358,6 +358,25 @@ static void gguf_config_find_family(struct gguf_reading *r)
                            (int)(name.len < 40 ? name.len : 40), name.bytes);
 }
 
+/* Settings that change the result in a way that no family computes, or only with yarn. */
+static void gguf_config_check(struct gguf_reading *r)
+{
+    double growth = gguf_config_number_or(r, "attention.temperature_scale", 0.0);
+    double length = gguf_config_number_or(r, "rope.scaling.original_context_length", 0.0);
+
+    if (gguf_config_number_or(r, "attention.clamp_kqv", 0.0) > 0.0)
+        gguf_config_refuse(r, ERR_UNSUPPORTED, "%s.attention.clamp_kqv is not supported",
+                           r->family->name);
+    if (!gguf_config_flag_or(r, "attention.causal", true))
+        gguf_config_refuse(r, ERR_UNSUPPORTED, "attention in both directions is not supported");
+    if (growth != 0.0 && (length == 0.0 || gguf_config_number_or(r, "attention.temperature_length",
+                                                                 length) != length))
+        gguf_config_refuse(r, ERR_UNSUPPORTED,
+                           "%s.attention.temperature_scale needs a temperature_length that is "
+                           "rope.scaling.original_context_length",
+                           r->family->name);
+}
+
 static void gguf_config_make_text(struct gguf_reading *r)
 {
     const struct gguf_tensor *embed = gguf_find_tensor(r->g, "token_embd.weight");
@@ -372,6 +391,7 @@ static void gguf_config_make_text(struct gguf_reading *r)
         return;
     buf_printf(&r->text, "{\"architectures\":[\"%s\"]", r->arch->name);
     gguf_config_put_number(r, "vocab_size", (double)embed->dims[0]);
+    gguf_config_check(r);
     gguf_config_put_numbers(r);
     gguf_config_put_flags(r);
     gguf_config_put_window(r);

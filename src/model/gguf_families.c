@@ -94,14 +94,6 @@ void gguf_family_put_afmoe(struct gguf_reading *r)
     gguf_config_put_flag(r, "mup_enabled", true);
 }
 
-void gguf_family_put_olmo(struct gguf_reading *r)
-{
-    double limit = gguf_config_number_or(r, "attention.clamp_kqv", 0.0);
-
-    if (limit > 0.0)
-        gguf_config_put_number(r, "clip_qkv", limit);
-}
-
 /* --- what follows from the parsed configuration --------------------------------------------- */
 
 /* Files of vision models have rows of queries and keys in halves. */

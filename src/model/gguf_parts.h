@@ -135,7 +135,6 @@ void gguf_family_put_gemma2(struct gguf_reading *r);
 void gguf_family_put_gemma3(struct gguf_reading *r);
 void gguf_family_put_granite_swa(struct gguf_reading *r);
 void gguf_family_put_muse(struct gguf_reading *r);
-void gguf_family_put_olmo(struct gguf_reading *r);
 void gguf_family_set_glm4(struct gguf_reading *r, struct hf_config *c);
 void gguf_family_set_gpt_oss(struct gguf_reading *r, struct hf_config *c);
 void gguf_family_set_mellum(struct gguf_reading *r, struct hf_config *c);

@@ -615,6 +615,8 @@ static void test_wrong_experts(void)
         {NULL, "expert_feed_forward_length", 1U << 31, "moe_intermediate_size"},
         {NULL, "expert_group_count", 3, "n_group"},
         {NULL, "expert_gating_func", 9, "expert_gating_func 9"},
+        {NULL, "attention.clamp_kqv", 8, "clamp_kqv"},
+        {NULL, "attention.temperature_scale", 1, "temperature_scale"},
         {NULL, "block_count", 0, "block_count"},
         {NULL, "nextn_predict_layers", LAYERS, "block_count"},
     };
