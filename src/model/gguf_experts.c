@@ -2,7 +2,8 @@
  *
  * Mixtures of experts in GGUF files, of any family.
  *
- * A file has one tensor with all experts of a layer, and its settings have the same names in all
+ * A file has one tensor with all experts of a layer (but the first ones of Mixtral, which have one
+ * per expert), and its settings have the same names in all
  * families. Fields of config.json have not: one value is written under each name that a family
  * reads it by, because a family ignores the names of others. Two facts are taken from the tensors
  * in place of the settings: which layers have experts, and the width of the shared expert, which
@@ -154,6 +155,11 @@ void gguf_experts_name_tensors(struct gguf_reading *r, const struct hf_config *c
 {
     if (!gguf_experts_exist(r))
         return;
+    if (gguf_experts_have(r, "ffn_down.0.weight")) { /* files of Mixtral's first months */
+        names->expert_gate = GGUF_LAYER "ffn_gate.%d.weight";
+        names->expert_up = GGUF_LAYER "ffn_up.%d.weight";
+        names->expert_down = GGUF_LAYER "ffn_down.%d.weight";
+    }
     if (gguf_experts_have(r, "ffn_gate_up_exps.weight"))
         names->experts_gate_up = GGUF_LAYER "ffn_gate_up_exps.weight";
     if (!gguf_experts_have(r, "ffn_gate_shexp.weight") && !r->family->plain_experts)

@@ -34,6 +34,7 @@ MODELS = {
     "families/deepseek-v32": "deepseek32", "families/glm-moe-dsa": "glm-dsa",
     "families/glm4-moe-lite": "deepseek2", "families/youtu": "deepseek2",
 }
+OLD_EXPERTS = ("families/mixtral",)  # written a second time, with a tensor per expert
 LATENT = ("deepseek2", "deepseek32", "glm-dsa", "mistral4", "minicpm3")
 PERMUTED = ("mistral3", "arcee", "granitemoe", "granite_swa", "olmo", "minicpm", "muse-glimmer")
 PLUS_ONE = ("gemma2",)
@@ -347,6 +348,13 @@ def change_tensors(arch, config, tensors):
     if arch in LATENT and arch != "minicpm3":
         out = split_rows(config, out)
     return out
+
+
+def split_experts(name, data):
+    """The tensors of one with all experts, by their names in the first files of Mixtral."""
+    if "_exps." not in name:
+        return {name: data}
+    return {name.replace("_exps.", f".{i}."): one for i, one in enumerate(data)}
 
 
 def new_tensors(arch, config):

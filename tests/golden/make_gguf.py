@@ -301,7 +301,7 @@ def add_tensor(w, to, data):
         w.add_tensor(to, bits, raw_dtype=Q.BF16)
 
 
-def add_tensors(w, arch, config, folder):
+def add_tensors(w, arch, config, folder, is_old):
     layers = config.get("num_hidden_layers", config.get("n_layer"))
     is_own = "families/" + folder.split("/")[-1] in experts.MODELS
     names = names_of(arch, layers)
@@ -325,7 +325,8 @@ def add_tensors(w, arch, config, folder):
         data = convert(arch, config, name, data)
         if is_own:
             data = experts.convert(arch, config, to, data)
-        add_tensor(w, to, data)
+        for one, part in experts.split_experts(to, data).items() if is_old else ((to, data),):
+            add_tensor(w, one, part)
     for name, data in experts.new_tensors(arch, config).items() if is_own else ():
         add_tensor(w, name, data)
 
@@ -337,19 +338,19 @@ def finish(w):
     w.close()
 
 
-def make_model(out, folder, arch):
+def make_model(out, folder, arch, ending=""):
     with open(os.path.join(HERE, folder, "config.json"), encoding="utf-8") as f:
         config = json.load(f)
     config = config.get("text_config", config)
     name = folder.split("/")[-1]
-    w = gguf.GGUFWriter(os.path.join(out, name + ".gguf"), arch, split_max_size=SET_BYTES)
+    w = gguf.GGUFWriter(os.path.join(out, name + ending + ".gguf"), arch, split_max_size=SET_BYTES)
     if folder in experts.MODELS:
         dims = experts.add_settings(w, arch, config)
         if dims is not None:
             add_rope(w, arch, config, dims)
     else:
         add_settings(w, arch, config, name)
-    add_tensors(w, arch, config, os.path.join(HERE, folder))
+    add_tensors(w, arch, config, os.path.join(HERE, folder), ending == "-old")
     finish(w)
 
 
@@ -424,6 +425,8 @@ def main():
     for folder, arch in {**MODELS, **experts.MODELS}.items():
         try:
             make_model(out, folder, arch)
+            if folder in experts.OLD_EXPERTS:
+                make_model(out, folder, arch, "-old")
         except Exception as e:  # pylint: disable=broad-except
             print(folder, "FAILED:", repr(e)[:300])
     for name, (model, pre) in VOCABULARIES.items():
