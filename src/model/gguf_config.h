@@ -8,8 +8,8 @@
 #include "base/err.h"
 #include "model/hf_config.h"
 
-/* Read the first or only file of a model; overrides as hf_config_read(). Errors as hf_config_read(), and ERR_CORRUPT for a damaged
- * file; all are logged. */
+/* Read the first or only file of a model; overrides as in hf_config_read(). Errors as there, and
+ * ERR_CORRUPT for a damaged file; all are logged. */
 int gguf_config_read(struct hf_config *out, const char *path, const char *overrides) ERR_CHECKED;
 
 #endif
