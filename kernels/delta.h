@@ -91,6 +91,9 @@ struct k_delta {
     const float *dt_bias;         /* [k_delta_forgets()] */
     const void *norm;             /* [v_dim]; bfloat16 for the launcher */
     float eps;                    /* of norm */
+    /* Of the reference alone: out has the first value head of every key head, then the second of
+     * every one, and so on. */
+    bool out_in_turns;
     /* By channel, a step's inputs that are no part of its rows: float32 on both sides a
      * [n_tokens][n_v_heads][k_dim], and z [n_tokens][values], bfloat16 for the launcher. */
     const float *a;

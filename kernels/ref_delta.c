@@ -127,12 +127,15 @@ static void delta_finish(const struct delta_step *step, float *out, const float 
     const struct k_delta_shape *s = &d->shape;
     const float *norm = d->norm, *z = step->in + delta_row(s, token) + k_delta_channels(s);
     size_t at = (size_t)token * (size_t)k_delta_values(s);
+    int turn = s->n_v_heads / s->n_k_heads;
     double sum = 0.0;
     float scale;
 
     if (s->by_channel)
         z = (const float *)d->z + at;
     z += head * s->v_dim;
+    if (d->out_in_turns)
+        head = head % turn * s->n_k_heads + head / turn;
     out += at + (size_t)(head * s->v_dim);
     for (int j = 0; j < s->v_dim; j++)
         sum += (double)o[j] * (double)o[j];

@@ -399,6 +399,7 @@ struct device_ops {
     void (*delta)(struct device *d, void *out, const void *in, const float *gates,
                   const struct k_delta *delta, const struct k_state *state,
                   const struct k_matrix *to);
+    bool delta_writes_turns; /* k_delta.out_in_turns is followed */
     bool has_state_work;
     /* k_mamba_scan() and k_short_convolve() of all tokens of the step; likewise. */
     void (*mamba)(struct device *d, void *out, const void *in, const struct k_mamba *mamba,

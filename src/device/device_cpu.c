@@ -703,6 +703,7 @@ static const struct device_ops cpu_ops = {
     .attn = cpu_attn,
     .recurrent = cpu_recurrent,
     .delta = cpu_delta,
+    .delta_writes_turns = true,
     .mamba = cpu_mamba,
     .short_conv = cpu_short_conv,
     .latent_keys = cpu_latent_keys,

@@ -23,6 +23,14 @@
 #include "model/config_source.h"
 #include "model/gguf_parts.h"
 
+/* Members of rows of models with states (gguf_states.c). */
+#define STATES(of_put, of_names)                                                                   \
+    .renorms = true, .put = gguf_states_put_##of_put, .name_tensors = gguf_states_name_##of_names, \
+    .set_form = gguf_states_set_form
+#define STATES_DELTA                                                                               \
+    .has_post_names = true, .renorms = true, .own = gguf_states_own, .put = gguf_states_put_delta, \
+    .name_tensors = gguf_states_name_delta, .set_form = gguf_states_set_delta
+
 static const struct gguf_family families[] = {
     {.name = "llama",
      .arch = "LlamaForCausalLM",
@@ -129,6 +137,35 @@ static const struct gguf_family families[] = {
      .is_latent = true,
      .put = gguf_latent_put_minicpm3,
      .name_tensors = gguf_latent_name_tensors},
+    /* States. */
+    {.name = "qwen3next", .arch = "Qwen3NextForCausalLM", STATES_DELTA},
+    {.name = "qwen35", .arch = "Qwen3_5ForCausalLM", STATES_DELTA},
+    {.name = "qwen35moe", .arch = "Qwen3_5MoeForCausalLM", STATES_DELTA},
+    {.name = "kimi-linear",
+     .arch = "KimiLinearForCausalLM",
+     .is_latent = true,
+     STATES(kimi, kimi),
+     .own = gguf_states_own},
+    {.name = "nemotron_h",
+     .arch = "NemotronHForCausalLM",
+     STATES(nemotron, nemotron),
+     .own = gguf_states_own_all},
+    {.name = "nemotron_h_moe",
+     .arch = "NemotronHForCausalLM",
+     STATES(nemotron, nemotron),
+     .plain_experts = true,
+     .own = gguf_states_own_all},
+    {.name = "granitehybrid",
+     .arch = "GraniteMoeHybridForCausalLM",
+     .is_permuted = true,
+     STATES(granite, mamba),
+     .own = gguf_states_own},
+    {.name = "falcon-h1",
+     .arch = "FalconH1ForCausalLM",
+     STATES(falcon, mamba),
+     .own = gguf_states_own},
+    {.name = "lfm2", .arch = "Lfm2ForCausalLM", STATES(lfm2, lfm2), .own = gguf_states_own},
+    {.name = "lfm2moe", .arch = "Lfm2MoeForCausalLM", STATES(lfm2, lfm2), .own = gguf_states_own},
 };
 
 #define N_FAMILIES (sizeof families / sizeof families[0])

@@ -140,4 +140,25 @@ void gguf_family_set_gpt_oss(struct gguf_reading *r, struct hf_config *c);
 void gguf_family_set_mellum(struct gguf_reading *r, struct hf_config *c);
 void gguf_family_set_minicpm(struct gguf_reading *r, struct hf_config *c);
 
+/* gguf_states.c */
+extern const char *const gguf_states_own[], *const gguf_states_own_all[];
+void gguf_states_put_delta(struct gguf_reading *r);
+void gguf_states_put_kimi(struct gguf_reading *r);
+void gguf_states_put_nemotron(struct gguf_reading *r);
+void gguf_states_put_granite(struct gguf_reading *r);
+void gguf_states_put_falcon(struct gguf_reading *r);
+void gguf_states_put_lfm2(struct gguf_reading *r);
+void gguf_states_name_delta(struct gguf_reading *r, const struct hf_config *c,
+                            struct arch_names *names);
+void gguf_states_name_kimi(struct gguf_reading *r, const struct hf_config *c,
+                           struct arch_names *names);
+void gguf_states_name_nemotron(struct gguf_reading *r, const struct hf_config *c,
+                               struct arch_names *names);
+void gguf_states_name_mamba(struct gguf_reading *r, const struct hf_config *c,
+                            struct arch_names *names);
+void gguf_states_name_lfm2(struct gguf_reading *r, const struct hf_config *c,
+                           struct arch_names *names);
+void gguf_states_set_delta(struct gguf_reading *r, struct hf_config *c);
+void gguf_states_set_form(struct gguf_reading *r, struct hf_config *c);
+
 #endif

@@ -291,7 +291,10 @@ static void hf_config_read_row(struct config_source *s, struct hf_config *c, con
 {
     const struct arch *arch = c->arch;
 
-    c->form = (struct tensor_form){*arch->names, arch->fused, arch->is_turned};
+    c->form = (struct tensor_form){.names = *arch->names,
+                                   .fused = arch->fused,
+                                   .is_turned = arch->is_turned,
+                                   .mtp = arch->mtp};
     c->qk_norm = arch->qk_norm;
     c->ffn = arch->ffn;
     if (arch->is_toy && c->activation != K_SILU)

@@ -105,7 +105,7 @@ struct arch {
     /* Reads the fields that only this family has; NULL: none. Called after all others. */
     void (*read)(struct hf_config *c, struct config_source *s, const struct json *obj);
     const struct arch_names *names;
-    const struct mtp_names *mtp; /* of the MTP layer that folders may have; NULL: none is read */
+    const struct mtp_names *mtp; /* of the MTP layer that folders may have */
 };
 
 /* The tensors that an MTP layer has beside those of a layer of its model. %d is the layer's number:
@@ -173,7 +173,10 @@ struct arch_names {
 struct tensor_form {
     struct arch_names names;
     enum arch_fused fused;
-    bool is_turned; /* layer matrices are [n_in][n_out] */
+    bool is_turned;              /* layer matrices are [n_in][n_out] */
+    bool has_rates;              /* state_a_log holds -exp() of its numbers */
+    bool heads_in_turns;         /* value heads of Gated DeltaNet are in turns (slice.h) */
+    const struct mtp_names *mtp; /* NULL: no MTP layer is read */
 };
 
 /* The row of an architecture by its name in config.json; NULL if it is unknown. */

@@ -28,9 +28,6 @@
 #include "kernels/rng.h"
 #include "model/loader_parts.h"
 
-#define RANDOM_SCALE \
-    0.02f                  /* deviation of random matrices; models are initialised
-                             * with it */
 #define RANDOM_CODES 64.0f /* deviation of random codes, before their scale */
 
 static const struct k_format plain = {.elem = K_BF16};
@@ -226,7 +223,7 @@ bool loader_has(const struct loader *l, const char *whole)
 }
 
 /* Find a vector of n numbers by its full name, and list it; NULL (logged) if it is missing or has
- * another shape. */
+ * another shape. Norms of groups may be [groups][n / groups]. */
 static const struct tensor *loader_find_vector(struct loader *l, const char *name, int n)
 {
     const struct tensor *tensor = checkpoint_find(l->files, name);
@@ -236,7 +233,9 @@ static const struct tensor *loader_find_vector(struct loader *l, const char *nam
         l->rc = ERR_NOT_FOUND;
         return NULL;
     }
-    if (tensor->n_dims != 1 || tensor->dims[0] != n) {
+    if (!(tensor->n_dims == 1 && tensor->dims[0] == n) &&
+        !(tensor->n_dims == 2 && tensor->dims[0] >= 1 && tensor->dims[0] <= n &&
+          tensor->dims[1] * tensor->dims[0] == n)) {
         log_error("model: %s: tensor %s has %d dimensions, the first %lld; config.json says [%d]",
                   checkpoint_path(l->files, tensor), name, tensor->n_dims,
                   tensor->n_dims > 0 ? (long long)tensor->dims[0] : 0LL, n);
@@ -389,7 +388,7 @@ static bool loader_parts_fit(const struct part *parts, int n_parts)
             parts[i].slice.n_rows % part->format.group_rows != 0)
             return false; /* a group would cross the seam to the next part */
         if (slice_cuts(&parts[i].slice, &part->format) ||
-            parts[i].slice.n_cols % k_type_block(part->format.elem) != 0)
+            slice_cuts_blocks(&parts[i].slice, k_type_block(part->format.elem)))
             return false;
     }
     return true;
@@ -405,7 +404,8 @@ static struct k_format loader_wanted_format(const struct loader *l, const struct
         *has_all = parts[0].slice.n_cols % K_MXFP4_GROUP == 0; /* else a rank cuts groups */
         return k_format_mxfp4();
     }
-    if (parts[0].is_turned)
+    if (parts[0].is_turned ||
+        (parts[0].q.kind == NULL && parts[0].slice.shape.col_turn > 1 && l->files != NULL))
         return plain; /* rounding works on rows of the file */
     for (int i = 0; i < n_parts; i++) {
         if (parts[i].q.kind != NULL) {
@@ -891,46 +891,6 @@ void *loader_vector(struct loader *l, const char *pattern, const struct slice_sh
         l->rc = l->d->ops->weights(l->d, dst, (size_t)i, ones, DEVICE_F32,
                                    (size_t)(slice.n_rows - i < 256 ? slice.n_rows - i : 256));
     return dst;
-}
-
-/* All ranks of a random model get the same numbers, because all make the same choices by them. */
-const float *loader_numbers(struct loader *l, const char *whole, int rows, int cols, float by)
-{
-    size_t n = (size_t)rows * (size_t)cols;
-    const struct tensor *tensor = NULL;
-    uint64_t seed = l->seed++;
-    float *numbers, *at;
-
-    if (l->rc == ERR_OK && l->files != NULL)
-        tensor = loader_find_numbers(l, whole, rows, cols);
-    at = loader_allocate(l, n * sizeof *at);
-    if (at == NULL)
-        return NULL;
-    if ((numbers = mem_zalloc_array(n, sizeof *numbers)) == NULL) {
-        l->rc = ERR_NO_MEMORY;
-        return NULL;
-    }
-    for (size_t i = 0; i < n; i++) {
-        if (tensor != NULL)
-            numbers[i] = quant_number(tensor, i) * by;
-        else if (cols > 1)
-            numbers[i] = k_noise(seed, i) * RANDOM_SCALE;
-    }
-    l->rc = l->d->ops->upload(l->d, at, numbers, n * sizeof *numbers);
-    mem_free(numbers);
-    return at;
-}
-
-float loader_number(struct loader *l, const char *whole)
-{
-    const struct tensor *tensor;
-
-    if (l->files == NULL || l->rc != ERR_OK)
-        return 1.0f;
-    tensor = loader_find_numbers(l, whole, 1, 1);
-    if (tensor == NULL)
-        return 1.0f;
-    return quant_number(tensor, 0);
 }
 
 /* Writers of checkpoints disagree about the name: three are tried. */

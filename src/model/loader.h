@@ -118,11 +118,26 @@ void *loader_vector(struct loader *l, const char *pattern, const struct slice_sh
  * the tensor's whole name. The host reads them at once, so only for small tensors. */
 const float *loader_numbers(struct loader *l, const char *whole, int rows, int cols, float by);
 
+/* How a tensor of numbers is stored. */
+struct numbers_form {
+    bool is_rate;    /* -exp() of the numbers */
+    int n_before;    /* these rows are in order, and behind them */
+    int chunk, turn; /* chunks of rows, in turns (slice.h); turn 0: they are in order too */
+};
+
+/* The same of a tensor in another form. A rate that is not negative is refused (logged). */
+const float *loader_numbers_of(struct loader *l, const char *whole, int rows, int cols,
+                               const struct numbers_form *form);
+
 /* The only number of a tensor of this whole name; 1 in a random model. Logged if it is missing. */
 float loader_number(struct loader *l, const char *whole);
 
 /* True if the checkpoint has the current layer's tensor of this whole name. */
 bool loader_has(const struct loader *l, const char *whole);
+
+/* Elements of a row that the current layer's tensor holds in one block; 1 for plain numbers, and if
+ * it is missing. */
+int loader_block(const struct loader *l, const char *pattern);
 
 /* Log that the checkpoint has more experts than config.json says, if it has: their tensors follow
  * `pattern`. */

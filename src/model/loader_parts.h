@@ -9,6 +9,8 @@
 #include "model/quant.h"
 #include "model/safetensors.h"
 
+#define RANDOM_SCALE 0.02f /* deviation of random matrices; models are initialised with it */
+
 /* The treatment of a tensor's bytes. All but the first end in device memory. */
 enum use_of_bytes {
     BYTES_SUMMED,    /* only hashed: the host has used them already, or this rank has no part */

@@ -5,7 +5,6 @@
  * pass). */
 #include <string.h>
 
-#include "base/gguf.h"
 #include "base/log.h"
 #include "base/must.h"
 #include "base/pooling.h"
@@ -22,16 +21,16 @@ int model_take_mtp(struct model *m, const struct model_options *o)
         return ERR_OK;
     while (last >= 0 && c->layer_kinds[last] != LAYER_FULL)
         last--;
-    if (c->arch->mtp == NULL || last < 0 || gguf_is_path(o->dir)) {
-        log_error("model: %s: the method mtp is for Hugging Face folders of Qwen3.5, Qwen3-Next, "
-                  "DeepSeek V3 and GLM 4.5 to 5",
+    if (c->form.mtp == NULL || last < 0) {
+        log_error("model: %s: the method mtp is for Qwen3.5 and Qwen3-Next, and for Hugging Face "
+                  "folders of DeepSeek V3 and GLM 4.5 to 5",
                   o->dir);
         return ERR_UNSUPPORTED;
     }
     c->eagle = (struct eagle_config){.n_taps = 1,
                                      .taps = {c->n_layers},
                                      .is_mtp = true,
-                                     .layer = c->arch->mtp->prefix == NULL ? c->n_layers : 0,
+                                     .layer = c->form.mtp->prefix == NULL ? c->n_layers : 0,
                                      .tap_dim = c->dim,
                                      .n_words = c->n_vocab,
                                      .passes_normed = true};

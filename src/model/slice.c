@@ -60,23 +60,32 @@ struct slice slice_make(const struct slice_shape *shape, int rank, int n_ranks)
     return slice;
 }
 
+int slice_in_turns(int chunk, int n, int turn)
+{
+    return chunk % turn * (n / turn) + chunk / turn;
+}
+
 /* The row of the tensor that is row i of a piece. */
 static int slice_piece_row(const struct slice_piece *p, int i)
 {
-    return p->from + i / p->chunk * p->stride + i % p->chunk;
+    int chunk = i / p->chunk;
+
+    if (p->turn > 1)
+        chunk = slice_in_turns(chunk, p->rows / p->chunk, p->turn);
+    return p->from + chunk * p->stride + i % p->chunk;
 }
 
 /* The row of a piece that is row `row` of the tensor; -1 if that row belongs to another piece. */
 static int slice_row_of_piece(const struct slice_piece *p, int row)
 {
-    int at = row - p->from, i;
+    int at = row - p->from, chunk, n = p->rows / p->chunk;
 
-    if (at < 0 || at % p->stride >= p->chunk)
+    if (at < 0 || at % p->stride >= p->chunk || at / p->stride >= n)
         return -1;
-    i = at / p->stride * p->chunk + at % p->stride;
-    if (i < p->rows)
-        return i;
-    return -1;
+    chunk = at / p->stride;
+    if (p->turn > 1) /* its own inverse, with the other number of groups */
+        chunk = slice_in_turns(chunk, n, n / p->turn);
+    return chunk * p->chunk + at % p->stride;
 }
 
 /* Reorder within a head; the head itself stays. */
@@ -138,14 +147,24 @@ static bool slice_piece_cuts(const struct slice *s, int i, int high)
     return piece->order != NULL && high % piece->order->head_dim != 0;
 }
 
-/* Columns are split at multiples of n_cols. */
+bool slice_cuts_blocks(const struct slice *s, int n)
+{
+    return s->n_cols % n != 0 || (s->shape.col_turn > 1 && s->shape.col_chunk % n != 0);
+}
+
+bool slice_has_whole_rows(const struct slice *s)
+{
+    return s->n_cols == s->cols && s->shape.col_turn <= 1;
+}
+
+/* Columns are split at multiples of n_cols, and moved in chunks. */
 bool slice_cuts(const struct slice *s, const struct k_format *f)
 {
     for (int i = 0; i < s->shape.n_pieces && f->group_rows > 1; i++) {
         if (slice_piece_cuts(s, i, f->group_rows))
             return true;
     }
-    return f->group_cols > 0 && s->n_cols < s->cols && s->n_cols % f->group_cols != 0;
+    return f->group_cols > 0 && !slice_has_whole_rows(s) && slice_cuts_blocks(s, f->group_cols);
 }
 
 /* Longest run of rows that are consecutive in both, so that one copy moves them. */
@@ -157,5 +176,20 @@ struct slice_run slice_next(const struct slice *s, int from, int end)
         run.from++;
     while (run.from + run.n < end && slice_to(s, run.from + run.n) == run.to + run.n)
         run.n++;
+    return run;
+}
+
+struct slice_run slice_next_cols(const struct slice *s, int to)
+{
+    struct slice_run run = {.from = s->col + to, .to = to, .n = s->n_cols - to};
+    int chunk = s->shape.col_chunk, in_chunk;
+
+    if (s->shape.col_turn <= 1)
+        return run;
+    in_chunk = run.from % chunk;
+    if (run.n > chunk - in_chunk)
+        run.n = chunk - in_chunk;
+    run.from =
+        slice_in_turns(run.from / chunk, s->cols / chunk, s->shape.col_turn) * chunk + in_chunk;
     return run;
 }

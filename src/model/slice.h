@@ -5,7 +5,11 @@
  * A tensor holds one or several pieces, such as q, k and v of a fused projection, or gate and up; a
  * rank has a part of each piece, and the parts follow one another in its matrix. The rows of a
  * piece may come in chunks (heads of q, k and v in turn), and the rows within each head may be
- * reordered (rope.h). */
+ * reordered (rope.h).
+ *
+ * Chunks may be in turns: where the matrix has groups of `turn` chunks each, the tensor has the
+ * first chunk of every group, then the second of every group, and so on. GGUF files have the value
+ * heads of Gated DeltaNet so, as rows and as columns. */
 #ifndef QUIRE_MODEL_SLICE_H
 #define QUIRE_MODEL_SLICE_H
 
@@ -29,6 +33,7 @@ struct slice_piece {
     int from;           /* the piece's first row in the tensor */
     int chunk, stride;  /* chunks of `chunk` rows begin `stride` rows apart; a piece in one run
                          * is one chunk */
+    int turn;           /* chunks are in turns; 0 or 1: in the matrix's order */
     const struct head_order *order; /* NULL: unchanged; else rows are whole heads */
 };
 
@@ -38,6 +43,7 @@ struct slice_shape {
     int n_pieces;
     struct slice_piece pieces[SLICE_PIECES_MAX];
     int cols, own_cols;
+    int col_chunk, col_turn; /* columns are in chunks, in turns; col_turn 0: one chunk */
 };
 
 struct slice {
@@ -45,8 +51,11 @@ struct slice {
     int first[SLICE_PIECES_MAX]; /* the rank's first row of each piece */
     int n_rows;                  /* of the rank: all pieces */
     int rows, cols;              /* of the tensor */
-    int col, n_cols;
+    int col, n_cols;             /* col: in the order of the matrix without ranks */
 };
+
+/* Where chunk `chunk` of n is in a tensor that has them in turns. */
+int slice_in_turns(int chunk, int n, int turn);
 
 /* A tensor that is one piece, in the tensor's order. */
 struct slice_shape slice_whole(int rows, int own_rows, int cols, int own_cols);
@@ -63,6 +72,13 @@ int slice_row(const struct slice *s, int row); /* the row of the tensor that is 
 int slice_to(const struct slice *s, int row);  /* the row of the slice for a row of the tensor,
                                                 * or -1 */
 
+/* True if blocks of n columns of the tensor would cross an edge of the slice, or of a chunk that
+ * moves. */
+bool slice_cuts_blocks(const struct slice *s, int n);
+
+/* True if rows of the slice are whole rows of the tensor, unchanged. */
+bool slice_has_whole_rows(const struct slice *s);
+
 /* True if a group of elements that share a scale would cross an edge of the slice, of a piece, or
  * of a head that is reordered. */
 bool slice_cuts(const struct slice *s, const struct k_format *f);
@@ -75,5 +91,8 @@ struct slice_run {
 
 /* The first such run among rows from .. end - 1 of the tensor. */
 struct slice_run slice_next(const struct slice *s, int from, int end);
+
+/* Likewise of columns: the run that begins at column `to` of the slice. */
+struct slice_run slice_next_cols(const struct slice *s, int to);
 
 #endif

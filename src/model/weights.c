@@ -301,6 +301,7 @@ static struct k_mamba weights_load_mamba_numbers(const struct loading *in,
     const struct slice_shape norm = slice_whole(k_mamba_inner(whole), k_mamba_inner(own), 1, 1);
     size_t b = (size_t)k_mamba_inner(whole), c = b + (size_t)(whole->n_groups * whole->n_state);
     int channels = k_mamba_channels(whole), heads = whole->n_heads;
+    const struct numbers_form rates = {.is_rate = in->l->c->form.has_rates};
     struct k_mamba m = {.shape = *own,
                         .norm_first = config->norm_first,
                         .eps = in->l->whole->norm.eps,
@@ -315,8 +316,8 @@ static struct k_mamba weights_load_mamba_numbers(const struct loading *in,
     m.b = weights_mamba_part(in, &m, b, own->n_groups, own->n_state, config->b_by);
     m.c = weights_mamba_part(in, &m, c, own->n_groups, own->n_state, config->c_by);
     m.x = weights_mamba_part(in, &m, 0, own->n_heads, own->head_dim, config->x_by);
-    m.a_log = weights_of_share(in, loader_numbers(in->l, names->state_a_log, heads, 1, 1.0f), 0,
-                               own->n_heads, 1);
+    m.a_log = weights_of_share(in, loader_numbers_of(in->l, names->state_a_log, heads, 1, &rates),
+                               0, own->n_heads, 1);
     m.dt_bias = weights_of_share(in, loader_numbers(in->l, names->state_dt_bias, heads, 1, 1.0f), 0,
                                  own->n_heads, 1);
     m.skip = weights_of_share(in, loader_numbers(in->l, names->state_skip, heads, 1, 1.0f), 0,
@@ -462,8 +463,7 @@ static struct k_experts weights_load_experts(const struct loading *in, const str
     const struct experts_plan *whole = &l->ffn.experts, *own = &part->ffn.experts;
     int dim = whole->config->latent_dim > 0 ? whole->config->latent_dim : in->dim;
     const struct slice_shape one = slice_whole(whole->ff_dim, own->ff_dim, dim, dim);
-    bool in_one = !whole->config->is_plain &&
-                  (names->expert_down == NULL || loader_has(in->l, names->experts_down));
+    bool in_one = names->expert_down == NULL || loader_has(in->l, names->experts_down);
     struct slice_shape both = one;
     struct loader_tensors first = loader_tensor(names->expert_gate, one), down;
     struct k_experts experts = {.n = own->n_own,
@@ -479,13 +479,13 @@ static struct k_experts weights_load_experts(const struct loading *in, const str
         both.pieces[i].chunk = 1;
         both.pieces[i].stride = 2;
     }
-    if (in_one && names->experts_gate_up == NULL) {
+    if (experts.is_plain) {
+        first = loader_tensor(in_one ? names->experts_up : names->expert_up, one);
+    } else if (in_one && names->experts_gate_up == NULL) {
         first = loader_tensor(names->experts_gate, one);
         loader_add(&first, names->experts_up, one);
     } else if (in_one)
         first = loader_tensor(names->experts_gate_up, both);
-    else if (experts.is_plain)
-        first = loader_tensor(names->expert_up, one);
     else
         loader_add(&first, names->expert_up, one);
     down = loader_tensor(in_one ? names->experts_down : names->expert_down,
@@ -723,7 +723,7 @@ static bool weights_has_embed(const struct loader *l)
     bool is_head = l->c->tied && k_format_is_plain(&l->from->head) && l->c->pooling == NULL;
 
     /* An MTP layer's is its target's; only one with names of its own may have another. */
-    if (l->c->eagle.is_mtp && (l->files == NULL || l->c->arch->mtp->prefix == NULL))
+    if (l->c->eagle.is_mtp && (l->files == NULL || l->c->form.mtp->prefix == NULL))
         return false;
     if (l->c->eagle.n_taps > 0 && l->files != NULL) {
         char name[400];
@@ -754,8 +754,8 @@ static void weights_load_embeds(const struct loading *in)
 /* The prefix of a model's names, or of those of its MTP layer. */
 static const char *weights_own_prefix(const struct loader *l)
 {
-    if (l->c->eagle.is_mtp && l->c->arch->mtp->prefix != NULL)
-        return l->c->arch->mtp->prefix;
+    if (l->c->eagle.is_mtp && l->c->form.mtp->prefix != NULL)
+        return l->c->form.mtp->prefix;
     return l->of_target;
 }
 
@@ -764,9 +764,9 @@ static int weights_check_mtp(const struct loader *l)
 {
     char name[400];
 
-    if (!l->c->eagle.is_mtp || l->files == NULL || loader_has(l, l->c->arch->mtp->norm_hidden))
+    if (!l->c->eagle.is_mtp || l->files == NULL || loader_has(l, l->c->form.mtp->norm_hidden))
         return ERR_OK;
-    loader_name(l, name, sizeof name, l->c->arch->mtp->norm_hidden, ".weight");
+    loader_name(l, name, sizeof name, l->c->form.mtp->norm_hidden, ".weight");
     log_error("model: %s has no MTP layer, tensor %s is missing: use another method in "
               "speculative_config",
               l->from->dir, name);
@@ -827,7 +827,7 @@ static int weights_lay_out(struct loader *l, int rank)
     if (config->eagle.is_mtp)
         l->layer = 0; /* the rest of an MTP layer has its number, too */
     l->w->norm =
-        weights_load_last_norm(&in, config->eagle.is_mtp ? config->arch->mtp->norm : names->norm);
+        weights_load_last_norm(&in, config->eagle.is_mtp ? config->form.mtp->norm : names->norm);
     l->absent = !l->is_last;
     l->prefix = l->of_target; /* an MTP layer has its target's output matrix */
     weights_load_head(l, &head, &whole_head);

@@ -80,7 +80,7 @@ void weights_load_mtp(const struct loading *in)
 {
     struct loader *l = in->l;
     struct eagle_weights *w = &l->w->eagle;
-    const struct mtp_names *names = l->c->arch->mtp;
+    const struct mtp_names *names = l->c->form.mtp;
     const char *prefix = l->prefix;
     const struct loader_tensors fc =
         loader_tensor(names->fc, slice_whole(in->dim, in->dim, 2 * in->dim, 2 * in->dim));

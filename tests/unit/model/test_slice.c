@@ -43,8 +43,14 @@ static void check(const char *name, struct slice_shape shape, int n_ranks, int t
         for (int step = 1; step <= shape.rows; step++)
             whole = whole && comes_whole(&s, step);
         for (int r = 0; r < s.n_rows; r++) {
-            for (int c = 0; c < s.n_cols; c++)
-                had[slice_row(&s, r) * s.cols + s.col + c]++;
+            struct slice_run c;
+
+            for (int at = 0; at < s.n_cols; at += c.n) {
+                c = slice_next_cols(&s, at);
+                whole = whole && c.to == at && c.n > 0;
+                for (int i = 0; i < c.n; i++)
+                    had[slice_row(&s, r) * s.cols + c.from + i]++;
+            }
         }
     }
     for (int i = 0; i < shape.rows * shape.cols; i++)
@@ -103,6 +109,51 @@ static void check_fused(void)
     is_int(slice_to(&s, 0), -1, "rank 1 has nothing of head 0");
 }
 
+/* 2 groups of 3 heads, of which the tensor has the first of both groups, then the second of both:
+ * queries of 4 rows above heads of 8, or columns. */
+static struct slice_shape turned(int own_groups, bool columns)
+{
+    struct slice_shape s = {.cols = 5, .own_cols = 5};
+
+    if (columns) {
+        s = slice_whole(5, 5, 48, own_groups * 24);
+        s.col_chunk = 8;
+        s.col_turn = 3;
+        return s;
+    }
+    slice_stack(&s, 4, own_groups * 2, NULL);
+    slice_stack(&s, 48, own_groups * 24, NULL);
+    s.pieces[1].chunk = s.pieces[1].stride = 8;
+    s.pieces[1].turn = 3;
+    return s;
+}
+
+static void check_turns(void)
+{
+    /* Head h of the matrix, group h / 3, is at this place of the tensor. */
+    static const int places[] = {0, 2, 4, 1, 3, 5};
+    struct slice_shape rows = turned(2, false), columns = turned(2, true);
+    struct slice s = slice_make(&rows, 0, 1), c = slice_make(&columns, 0, 1);
+    bool right = true;
+
+    check("rows in turns", rows, 1, 1);
+    check("rows in turns", turned(1, false), 2, 1);
+    check("columns in turns", columns, 1, 1);
+    check("columns in turns", turned(1, true), 2, 1);
+    for (int head = 0; head < 6; head++) {
+        struct slice_run run = slice_next_cols(&c, head * 8 + 3);
+
+        right = right && slice_row(&s, 4 + head * 8 + 5) == 4 + places[head] * 8 + 5 &&
+                run.from == places[head] * 8 + 3 && run.n == 5;
+    }
+    ok(right, "each head is at its place");
+    columns = turned(1, true);
+    c = slice_make(&columns, 1, 2);
+    is_int(slice_next_cols(&c, 8).from, places[4] * 8, "rank 1's second head");
+    ok(!slice_has_whole_rows(&c) && !slice_cuts_blocks(&c, 8) && slice_cuts_blocks(&c, 16),
+       "blocks of 8 columns move, those of 16 are cut");
+}
+
 static void check_cuts(void)
 {
     const struct k_format blocks = k_format_in_groups(K_E4M3, 16, 16);
@@ -118,6 +169,8 @@ static void check_cuts(void)
                  {"half of the rows", slice_whole(64, 32, 40, 40), 2, false},
                  {"24 of 48 rows", slice_whole(48, 24, 40, 40), 2, true},
                  {"24 of 48 columns", slice_whole(40, 40, 48, 24), 2, true},
+                 {"heads of 8 in turns", turned(2, false), 1, true},
+                 {"columns of 8 in turns", turned(2, true), 1, true},
                  {"pieces of 32", fused(4, 4, false, NULL), 1, false},
                  {"pieces of 24", fused(3, 3, false, NULL), 1, true},
                  {"head by head", fused(4, 4, true, NULL), 1, true},
@@ -150,6 +203,7 @@ int main(void)
     check("value and gate", value_and_gate, 4, 1);
     check("a bias", slice_whole(30, 10, 1, 1), 3, 1);
     check_fused();
+    check_turns();
     check_cuts();
     return tap_done();
 }
