@@ -266,8 +266,10 @@ static void check_model(const char *name, const char *folder, const char *golden
     free(r);
 }
 
-/* The same model as a GGUF file, a set of them, or one of an older form (make_gguf.py), if there is
- * one. Over two ranks gpt-oss, whose biases of gates and ups are tensors of their own there. */
+/* The same model as a GGUF file, a set of them, or one of an older form (make_gguf.py,
+ * make_gguf_states.py), if there is one. Over two ranks those that a rank has in another order:
+ * gpt-oss, whose biases of gates and ups are tensors of their own there, and heads in turns
+ * (slice.h). */
 static void check_gguf(const char *base, const char *name, const char *golden_path)
 {
     static const char *const endings[] = {"", "-00001-of-00002", "-00001-of-00003", "-old"};
@@ -282,7 +284,8 @@ static void check_gguf(const char *base, const char *name, const char *golden_pa
         if (stat(file, &st) != 0)
             continue;
         check_model(title, file, golden_path, (struct parallel){1, 1, false});
-        if (strstr(name, "gpt-oss") != NULL && (!on_gpu || device_cuda_count() >= 2))
+        if ((strstr(name, "gpt-oss") != NULL || strcmp(name, "families/qwen3.5") == 0) &&
+            (!on_gpu || device_cuda_count() >= 2))
             check_model(title, file, golden_path, (struct parallel){2, 1, false});
     }
 }
