@@ -38,14 +38,17 @@
 #define SMALL    "[\\\\p{Ll}\\\\p{Lm}\\\\p{Lo}\\\\p{M}]"
 #define CASED    "[^\\\\r\\\\n\\\\p{L}\\\\p{N}]?"
 
-/* Byte-level BPE with the pattern of GPT-2; with each digit alone; Llama 3's; Qwen 2's; Tekken's
- * (Mistral); that of GPT-4o; Seed's. */
+/* Byte-level BPE with the pattern of GPT-2; with each digit alone; Llama 3's; Qwen 2's; Qwen 3.5's, with
+ * marks in words; Tekken's (Mistral); that of GPT-4o; Seed's. */
 #define CUT_GPT2 BYTES("true")
 #define CUT_DIGITS                                                                          \
     "{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Digits\",\"individual_digits\":" \
     "true}," BYTES("true") "]}"
 #define CUT_LLAMA3 SPLIT(ANY_CASE WORD "|\\\\p{N}{1,3}" OTHERS TAIL)
 #define CUT_QWEN2  SPLIT(ANY_CASE WORD "|\\\\p{N}" OTHERS TAIL)
+#define CUT_QWEN35                                                               \
+    SPLIT(ANY_CASE "|[^\\\\r\\\\n\\\\p{L}\\\\p{N}]?[\\\\p{L}\\\\p{M}]+|\\\\p{N}" \
+                   "| ?[^\\\\s\\\\p{L}\\\\p{M}\\\\p{N}]+[\\\\r\\\\n]*" TAIL)
 #define CUT_TEKKEN                                                      \
     SPLIT(CASED LARGE "*" SMALL "+|" CASED LARGE "+" SMALL "*|\\\\p{N}" \
                       "| ?[^\\\\s\\\\p{L}\\\\p{N}]+[\\\\r\\\\n/]*" TAIL)
@@ -130,6 +133,7 @@ static const struct cut {
     {"llama3", CUT_LLAMA3, NULL, true, true},
     {"llama-v3", CUT_LLAMA3, NULL, true, true},
     {"falcon3", CUT_LLAMA3, NULL, true, true},
+    {"falcon-h1", CUT_LLAMA3, NULL, true, true},
     {"pixtral", CUT_LLAMA3, NULL, true, true},
     {"lfm2", CUT_LLAMA3, NULL, true, true},
     {"dbrx", CUT_LLAMA3, NULL, false, false},
@@ -137,6 +141,7 @@ static const struct cut {
     {"glm4", CUT_LLAMA3, NULL, true, false},
     {"chatglm-bpe", CUT_LLAMA3, NULL, false, false},
     {"qwen2", CUT_QWEN2, NFC, false, false},
+    {"qwen35", CUT_QWEN35, NFC, false, false},
     {"deepseek-r1-qwen", CUT_QWEN2, NFC, false, false},
     {"megrez", CUT_QWEN2, NFC, false, false},
     {"stablelm2", CUT_QWEN2, NULL, false, false},

@@ -55,7 +55,7 @@ VOCABULARIES = {"gpt2": ("gpt2", "gpt-2"), "qwen2": ("gpt2", "qwen2"), "smollm":
                 "o200k": ("gpt2", "gpt-4o"), "tekken": ("gpt2", "tekken"),
                 "llama3": ("gpt2", "llama-bpe"), "llama2": ("llama", "default"),
                 "deepseek": ("gpt2", "deepseek-v3"), "coder": ("gpt2", "deepseek-coder"),
-                "kimi": ("gpt2", "kimi-k2"), "gemma": ("gemma4", None)}
+                "kimi": ("gpt2", "kimi-k2"), "gemma": ("gemma4", None), "qwen35": ("gpt2", "qwen35")}
 
 
 # --- blocks ----------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ static const char *const models[] = {"gpt2",    "gpt2-prefix", "llama3",    "qwe
 
 /* Vocabularies that are also GGUF files. */
 static const char *const in_gguf[] = {"gpt2",   "qwen2",    "smollm", "o200k", "tekken", "llama3",
-                                      "llama2", "deepseek", "coder",  "kimi",  "gemma"};
+                                      "llama2", "deepseek", "coder",  "kimi",  "gemma",  "qwen35"};
 
 static bool same_ids(const struct token_list *got, const struct json *want)
 {
