@@ -404,8 +404,7 @@ static struct k_format loader_wanted_format(const struct loader *l, const struct
         *has_all = parts[0].slice.n_cols % K_MXFP4_GROUP == 0; /* else a rank cuts groups */
         return k_format_mxfp4();
     }
-    if (parts[0].is_turned ||
-        (parts[0].q.kind == NULL && parts[0].slice.shape.col_turn > 1 && l->files != NULL))
+    if (parts[0].is_turned)
         return plain; /* rounding works on rows of the file */
     for (int i = 0; i < n_parts; i++) {
         if (parts[i].q.kind != NULL) {

@@ -13,9 +13,7 @@ static bool loader_slice_fits(const struct slice *s, const struct quant_part *p,
                               const struct k_format *f)
 {
     return s->n_rows % K_PACKED_ROWS == 0 && s->n_cols % K_PACKED_COLS == 0 &&
-           (slice_has_whole_rows(s) || p->group == p->cols || s->col % f->group_cols == 0) &&
-           (s->shape.col_turn <= 1 ||
-            (p->group < p->cols && s->shape.col_chunk % f->group_cols == 0));
+           (p->group == p->cols || s->col % f->group_cols == 0);
 }
 
 bool loader_has_bytes(const struct loader *l, const struct part *parts, int n_parts,
@@ -24,8 +22,7 @@ bool loader_has_bytes(const struct loader *l, const struct part *parts, int n_pa
     *out = k_format_by_row(K_INT8);
     out->rounds_x = l->c->quant.rounds_x;
     for (int i = 0; i < n_parts; i++) {
-        if (parts[i].expert >= 0 || parts[i].is_turned || !quant_is_bytes(&parts[i].q) ||
-            parts[i].slice.shape.col_turn > 1)
+        if (parts[i].expert >= 0 || parts[i].is_turned || !quant_is_bytes(&parts[i].q))
             return false;
     }
     return l->files != NULL && use != USE_TABLE && use != USE_ADDED;
@@ -61,7 +58,8 @@ static bool loader_packs_as(const struct loader *l, const struct part *parts, in
         bool has_zeros = i > 0 && out->has_zeros;
 
         if (parts[i].expert >= 0 || parts[i].is_turned || !quant_packs(&format, &parts[i].q) ||
-            !loader_slice_fits(&parts[i].slice, &parts[i].q, &format))
+            !loader_slice_fits(&parts[i].slice, &parts[i].q, &format) ||
+            slice_cuts_blocks(&parts[i].slice, k_type_block(parts[i].q.format.elem)))
             return false;
         format.has_zeros = format.has_zeros || has_zeros;
         if (i > 0 && (format.elem != out->elem || format.scale != out->scale ||
@@ -81,26 +79,6 @@ bool loader_packs(const struct loader *l, const struct part *parts, int n_parts,
     return packs;
 }
 
-/* The codes, scales and zero points of a rank's row. Runs of columns are whole groups. */
-static void loader_take_codes(const struct k_unpacked *row, const struct target *to,
-                              const uint8_t *bytes, int idx)
-{
-    const struct k_packing packing = k_packing_of(&to->packed);
-    const struct slice *slice = &to->slice;
-    struct slice_run run;
-
-    for (int col = 0; col < slice->n_cols; col += run.n) {
-        size_t group = (size_t)(col / packing.group);
-        const struct k_unpacked at = {row->codes + col,
-                                      row->scales + group * (size_t)packing.scale_bytes,
-                                      row->zeros + group};
-
-        run = slice_next_cols(slice, col);
-        quant_codes(&at, &to->part, &to->packed, bytes,
-                    (struct quant_run){slice_row(slice, idx), run.from, run.n});
-    }
-}
-
 /* The strip of a rank's rows first .. first + 15. */
 static void loader_make_strip(uint8_t *strip, const struct k_unpacked *rows,
                               const struct target *to, const uint8_t *bytes, int first)
@@ -115,7 +93,8 @@ static void loader_make_strip(uint8_t *strip, const struct k_unpacked *rows,
                                            (size_t)i * numbers * (size_t)packing.scale_bytes,
                                        rows->zeros + (size_t)i * numbers};
 
-        loader_take_codes(&row, to, bytes, first + i);
+        quant_codes(&row, &to->part, &to->packed, bytes,
+                    (struct quant_run){slice_row(slice, first + i), slice->col, slice->n_cols});
     }
     k_pack_strip(strip, &packing, rows, K_PACKED_ROWS, slice->n_cols);
 }

@@ -59,23 +59,6 @@ size_t loader_row_bytes(const struct target *to)
     return loader_elem_bytes(to, to->slice.cols);
 }
 
-/* The columns of a row of the slice, run by run: row is the tensor's, to_row the slice's. */
-static int loader_store_row(struct device *device, const struct target *to, const float *row,
-                            int to_row)
-{
-    size_t at = to->at + (size_t)to_row * (size_t)to->slice.n_cols;
-    int rc = ERR_OK;
-
-    for (int col = 0; col < to->slice.n_cols && rc == ERR_OK;) {
-        const struct slice_run run = slice_next_cols(&to->slice, col);
-
-        rc = device->ops->weights(device, to->dst, at + (size_t)col, row + run.from, DEVICE_F32,
-                                  (size_t)run.n);
-        col += run.n;
-    }
-    return rc;
-}
-
 /* Store a rank's slice of rows first .. first + n - 1 of a tensor, which are float32. Rows that are
  * whole in the slice go in one call, others one by one. */
 static int loader_store_floats(struct loader *l, int rank, const struct target *to,
@@ -87,18 +70,37 @@ static int loader_store_floats(struct loader *l, int rank, const struct target *
     int rc = ERR_OK;
 
     for (; run.n > 0 && rc == ERR_OK; run = slice_next(slice, run.from + run.n, first + n)) {
-        const float *rows = floats + (size_t)(run.from - first) * (size_t)slice->cols;
+        int step = run.n;
 
-        if (slice_has_whole_rows(slice)) {
-            rc = device->ops->weights(device, to->dst,
-                                      to->at + (size_t)run.to * (size_t)slice->n_cols, rows,
-                                      DEVICE_F32, (size_t)run.n * (size_t)slice->n_cols);
-            continue;
-        }
-        for (int i = 0; i < run.n && rc == ERR_OK; i++)
-            rc = loader_store_row(device, to, rows + (size_t)i * (size_t)slice->cols, run.to + i);
+        if (slice->n_cols < slice->cols)
+            step = 1;
+        for (int i = 0; i < run.n && rc == ERR_OK; i += step)
+            rc = device->ops->weights(
+                device, to->dst, to->at + (size_t)(run.to + i) * (size_t)slice->n_cols,
+                floats + (size_t)(run.from + i - first) * (size_t)slice->cols + slice->col,
+                DEVICE_F32, (size_t)step * (size_t)slice->n_cols);
     }
     return rc;
+}
+
+/* Columns of n_rows rows of a tensor that has them in turns, each of `elem` bytes or, if that is 0,
+ * in the file's format, come into the matrix's order; all ranks' parts are in that. */
+static int loader_order_columns(const struct target *to, void *rows, int n_rows, size_t elem)
+{
+    const struct slice *slice = &to->slice;
+    size_t chunk = elem * (size_t)slice->shape.col_chunk;
+    void *row;
+
+    if (slice->shape.col_turn <= 1)
+        return ERR_OK;
+    if (elem == 0)
+        chunk = loader_elem_bytes(to, slice->shape.col_chunk);
+    row = mem_alloc((size_t)(slice->cols / slice->shape.col_chunk) * chunk);
+    if (row == NULL)
+        return ERR_NO_MEMORY;
+    slice_order_columns(slice, rows, n_rows, chunk, row);
+    mem_free(row);
+    return ERR_OK;
 }
 
 /* True if the host computes the numbers before they are stored. */
@@ -142,6 +144,8 @@ static int loader_convert_rows(struct loader *l, size_t idx, unsigned char *byte
             rc = to->part.kind != NULL
                      ? quant_dequantise(floats, &to->part, bytes, first + row, some)
                      : quant_round(floats, &part, 0, some, (int)cols, to->packed.elem);
+        if (rc == ERR_OK)
+            rc = loader_order_columns(to, floats, some, sizeof *floats);
         (void)pthread_mutex_lock(&l->turn); /* cannot fail: initialised, not held by us */
         for (int i = 0; i < l->n_ranks && rc == ERR_OK; i++) {
             if (loader_is_converted(loader_target_of(l, idx, i)))
@@ -218,32 +222,27 @@ static int loader_gather(struct loader *l, size_t idx, const unsigned char *from
     memcpy(to->whole + at, from, bytes);
     if (at + bytes < all)
         return ERR_OK;
-    if (to->use == BYTES_PACKED)
-        rc = loader_pack(l, idx, to->whole);
-    else
+    if (to->use == BYTES_PACKED) {
+        rc = loader_order_columns(to, to->whole, to->slice.rows, 0);
+        if (rc == ERR_OK)
+            rc = loader_pack(l, idx, to->whole);
+    } else
         rc = loader_convert_rows(l, idx, to->whole, 0, to->slice.rows);
     mem_free(to->whole);
     to->whole = NULL;
     return rc;
 }
 
-/* Rows or a part of a row: n rows of a run of columns go to the slice, from its row `to` on; in the
- * pipe they begin at row `from`. */
-struct sent {
-    int from, to, n;
-    struct slice_run cols;
-};
-
-static int loader_send_part(struct device *d, const struct target *to,
-                            const struct device_pipe *pipe, const struct sent *s)
+/* Send n rows to the slice, from its row `to_row` on; in the pipe they begin at row `row`. */
+static int loader_send_rows(struct device *d, const struct target *to,
+                            const struct device_pipe *pipe, int row, int to_row, int n)
 {
-    int cols = s->cols.n;
-    size_t elems = (size_t)s->n * (size_t)cols, row = (size_t)s->to * (size_t)to->slice.n_cols;
-    size_t at = to->at + row + (size_t)s->cols.to;
+    int cols = to->slice.n_cols;
+    size_t elems = (size_t)n * (size_t)cols, at = to->at + (size_t)to_row * (size_t)cols;
     struct device_pipe some = *pipe;
     struct k_quantised out;
 
-    some.bytes += (size_t)s->from * loader_row_bytes(to) + loader_elem_bytes(to, s->cols.from);
+    some.bytes += (size_t)row * loader_row_bytes(to) + loader_elem_bytes(to, to->slice.col);
     switch (to->use) {
     case BYTES_SUMMED:
     case BYTES_CONVERTED:
@@ -252,14 +251,12 @@ static int loader_send_part(struct device *d, const struct target *to,
     case BYTES_PACKED: break;
     case BYTES_FILLED: return d->ops->pipe_weights(d, &some, to->dst, at, to->type, elems);
     case BYTES_COPIED:
-        return d->ops->pipe_bytes(d, &some,
-                                  (char *)to->dst + to->at +
-                                      (size_t)s->to * loader_elem_bytes(to, to->slice.n_cols) +
-                                      loader_elem_bytes(to, s->cols.to),
-                                  (size_t)s->n * loader_elem_bytes(to, cols));
-    case BYTES_ROUNDED: /* rows in one run: loader_wanted_format() */
-        out = (struct k_quantised){.data = (k_e4m3 *)to->dst + at, .scales = to->scales + s->to};
-        return d->ops->pipe_quantise(d, &some, &out, to->type, s->n, cols);
+        return d->ops->pipe_bytes(
+            d, &some, (char *)to->dst + to->at + (size_t)to_row * loader_elem_bytes(to, cols),
+            (size_t)n * loader_elem_bytes(to, cols));
+    case BYTES_ROUNDED:
+        out = (struct k_quantised){.data = (k_e4m3 *)to->dst + at, .scales = to->scales + to_row};
+        return d->ops->pipe_quantise(d, &some, &out, to->type, n, cols);
     }
     return ERR_OK;
 }
@@ -275,15 +272,10 @@ static int loader_send_slice(struct device *d, const struct target *to,
     int rc = ERR_OK;
 
     for (; run.n > 0 && rc == ERR_OK; run = slice_next(slice, run.from + run.n, first + n)) {
-        struct sent s = {
-            .from = run.from - first, .to = run.to, .n = slice_has_whole_rows(slice) ? run.n : 1};
+        int step = slice->n_cols < slice->cols ? 1 : run.n;
 
-        for (; s.to < run.to + run.n && rc == ERR_OK; s.from += s.n, s.to += s.n) {
-            for (int col = 0; col < slice->n_cols && rc == ERR_OK; col += s.cols.n) {
-                s.cols = slice_next_cols(slice, col);
-                rc = loader_send_part(d, to, pipe, &s);
-            }
-        }
+        for (int i = 0; i < run.n && rc == ERR_OK; i += step)
+            rc = loader_send_rows(d, to, pipe, run.from + i - first, run.to + i, step);
     }
     return rc;
 }
@@ -308,6 +300,7 @@ int loader_place_bytes(void *context, size_t idx, struct device_pipe *pipe, size
         return loader_turn_rows(loader, idx, pipe->bytes, (int)(at / step), (int)(bytes / step));
     if (loader_is_converted(to))
         return loader_convert_rows(loader, idx, pipe->bytes, (int)(at / step), (int)(bytes / step));
+    rc = loader_order_columns(to, pipe->bytes, (int)(bytes / step), 0);
     for (int i = 0; i < loader->n_ranks && rc == ERR_OK; i++) {
         to = loader_target_of(loader, idx, i);
         if (to->use != BYTES_SUMMED)

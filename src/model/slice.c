@@ -9,6 +9,8 @@
  * 70 is in head 1, and is row 64 + 192 + 6 = 262 of the tensor. */
 #include "model/slice.h"
 
+#include <string.h>
+
 #include "base/must.h"
 
 /* One piece in the tensor's order is the common case. */
@@ -152,11 +154,6 @@ bool slice_cuts_blocks(const struct slice *s, int n)
     return s->n_cols % n != 0 || (s->shape.col_turn > 1 && s->shape.col_chunk % n != 0);
 }
 
-bool slice_has_whole_rows(const struct slice *s)
-{
-    return s->n_cols == s->cols && s->shape.col_turn <= 1;
-}
-
 /* Columns are split at multiples of n_cols, and moved in chunks. */
 bool slice_cuts(const struct slice *s, const struct k_format *f)
 {
@@ -164,7 +161,8 @@ bool slice_cuts(const struct slice *s, const struct k_format *f)
         if (slice_piece_cuts(s, i, f->group_rows))
             return true;
     }
-    return f->group_cols > 0 && !slice_has_whole_rows(s) && slice_cuts_blocks(s, f->group_cols);
+    return f->group_cols > 0 && (s->n_cols < s->cols || s->shape.col_turn > 1) &&
+           slice_cuts_blocks(s, f->group_cols);
 }
 
 /* Longest run of rows that are consecutive in both, so that one copy moves them. */
@@ -179,17 +177,19 @@ struct slice_run slice_next(const struct slice *s, int from, int end)
     return run;
 }
 
-struct slice_run slice_next_cols(const struct slice *s, int to)
+void slice_order_columns(const struct slice *s, void *rows, int n, size_t chunk_bytes, void *row)
 {
-    struct slice_run run = {.from = s->col + to, .to = to, .n = s->n_cols - to};
-    int chunk = s->shape.col_chunk, in_chunk;
+    int n_chunks = s->cols / s->shape.col_chunk;
+    size_t row_bytes = (size_t)n_chunks * chunk_bytes;
 
-    if (s->shape.col_turn <= 1)
-        return run;
-    in_chunk = run.from % chunk;
-    if (run.n > chunk - in_chunk)
-        run.n = chunk - in_chunk;
-    run.from =
-        slice_in_turns(run.from / chunk, s->cols / chunk, s->shape.col_turn) * chunk + in_chunk;
-    return run;
+    for (int i = 0; i < n; i++) {
+        char *to = (char *)rows + (size_t)i * row_bytes;
+
+        memcpy(row, to, row_bytes);
+        for (int chunk = 0; chunk < n_chunks; chunk++) {
+            size_t from = (size_t)slice_in_turns(chunk, n_chunks, s->shape.col_turn);
+
+            memcpy(to + (size_t)chunk * chunk_bytes, (char *)row + from * chunk_bytes, chunk_bytes);
+        }
+    }
 }

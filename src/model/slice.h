@@ -51,7 +51,7 @@ struct slice {
     int first[SLICE_PIECES_MAX]; /* the rank's first row of each piece */
     int n_rows;                  /* of the rank: all pieces */
     int rows, cols;              /* of the tensor */
-    int col, n_cols;             /* col: in the order of the matrix without ranks */
+    int col, n_cols;             /* col: in the matrix's order */
 };
 
 /* Where chunk `chunk` of n is in a tensor that has them in turns. */
@@ -76,9 +76,6 @@ int slice_to(const struct slice *s, int row);  /* the row of the slice for a row
  * moves. */
 bool slice_cuts_blocks(const struct slice *s, int n);
 
-/* True if rows of the slice are whole rows of the tensor, unchanged. */
-bool slice_has_whole_rows(const struct slice *s);
-
 /* True if a group of elements that share a scale would cross an edge of the slice, of a piece, or
  * of a head that is reordered. */
 bool slice_cuts(const struct slice *s, const struct k_format *f);
@@ -92,7 +89,8 @@ struct slice_run {
 /* The first such run among rows from .. end - 1 of the tensor. */
 struct slice_run slice_next(const struct slice *s, int from, int end);
 
-/* Likewise of columns: the run that begins at column `to` of the slice. */
-struct slice_run slice_next_cols(const struct slice *s, int to);
+/* Bring the columns of n whole rows of a tensor, in chunks of chunk_bytes each, from turns into the
+ * matrix's order, in place; row has room for the bytes of one. Any thread. */
+void slice_order_columns(const struct slice *s, void *rows, int n, size_t chunk_bytes, void *row);
 
 #endif

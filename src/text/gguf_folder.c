@@ -38,8 +38,8 @@
 #define SMALL    "[\\\\p{Ll}\\\\p{Lm}\\\\p{Lo}\\\\p{M}]"
 #define CASED    "[^\\\\r\\\\n\\\\p{L}\\\\p{N}]?"
 
-/* Byte-level BPE with the pattern of GPT-2; with each digit alone; Llama 3's; Qwen 2's; Qwen 3.5's, with
- * marks in words; Tekken's (Mistral); that of GPT-4o; Seed's. */
+/* Byte-level BPE with the pattern of GPT-2; with each digit alone; Llama 3's; Qwen 2's; Qwen 3.5's,
+ * with marks in words; Tekken's (Mistral); that of GPT-4o; Seed's. */
 #define CUT_GPT2 BYTES("true")
 #define CUT_DIGITS                                                                          \
     "{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Digits\",\"individual_digits\":" \
