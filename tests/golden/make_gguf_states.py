@@ -30,12 +30,13 @@ MODELS = {
     "qwen3-next": "qwen3next", "qwen3.5": "qwen35", "qwen3.5-moe": "qwen35moe",
     "nemotron-h": "nemotron_h", "nemotron-h-moe": "nemotron_h_moe",
     "nemotron-h-latent": "nemotron_h_moe", "granite-h": "granitehybrid", "falcon-h1": "falcon-h1",
-    "lfm2": "lfm2", "lfm2-moe": "lfm2moe", "kimi-linear": "kimi-linear",
+    "lfm2": "lfm2", "lfm2-moe": "lfm2moe", "kimi-linear": "kimi-linear", "mtp": "qwen35",
 }
 OTHERS = {"qwen3.5-moe-wide": "qwen35moe", "granite-h-dense": "granitehybrid",
           "falcon-h1-after": "falcon-h1", "kimi-linear-wide": "kimi-linear"}
-SETS = ("qwen3.5", "falcon-h1", "falcon-h1-after", "qwen3.5-moe-wide")
+SETS = ("mtp", "qwen3.5", "falcon-h1", "falcon-h1-after", "qwen3.5-moe-wide")
 SET_BYTES = 240000  # of a file's tensors
+NEXTN = ("eh_proj", "enorm", "hnorm", "shared_head.norm")
 RECURRENT = "attention.recurrent_layers"  # newer than the package
 QWEN = ("qwen3next", "qwen35", "qwen35moe")
 # Endings of names as gguf's table of tensors has them.
@@ -51,6 +52,12 @@ def is_state(kind):
 
 def kinds_of(config):
     return config.get("layers_block_type") or config.get("layer_types") or []
+
+
+def n_layers(config):
+    """With those that draft."""
+    return (config.get("num_hidden_layers", len(kinds_of(config))) +
+            config.get("mtp_num_hidden_layers", 0))
 
 
 # --- settings --------------------------------------------------------------------------------------
@@ -96,9 +103,13 @@ def add_delta(w, config):
     w.add_ssm_group_count(config["linear_num_key_heads"])
     w.add_ssm_time_step_rank(config["linear_num_value_heads"])
     w.add_ssm_inner_size(config["linear_value_head_dim"] * config["linear_num_value_heads"])
-    w.add_array(f"{w.arch}.{RECURRENT}", [is_state(t) for t in kinds_of(config)])
+    n_mtp = config.get("mtp_num_hidden_layers", 0)
+    w.add_array(f"{w.arch}.{RECURRENT}", [is_state(t) for t in kinds_of(config)] + [False] * n_mtp)
+    if n_mtp > 0:
+        w.add_nextn_predict_layers(n_mtp)
     w.add_full_attention_interval(config.get("full_attention_interval", 4))
-    w.add_rope_dimension_sections((config["rope_parameters"]["mrope_section"] + [0])[:4])
+    sections = config["rope_parameters"].get("mrope_section", [11, 11, 10])
+    w.add_rope_dimension_sections((sections + [0])[:4])
 
 
 def add_mamba(w, config):
@@ -172,7 +183,7 @@ def add_settings(w, arch, config):
     w.add_context_length(2**20 if hides_length else
                          get("max_position_embeddings", get("model_max_length")))
     w.add_embedding_length(get("hidden_size"))
-    w.add_block_count(get("num_hidden_layers", len(kinds_of(config))))
+    w.add_block_count(n_layers(config))
     w.add_head_count(get("num_attention_heads"))
     add_lengths(w, arch, config)
     eps = next(config[k] for k in ("rms_norm_eps", "norm_eps", "layer_norm_epsilon") if k in config)
@@ -334,6 +345,18 @@ def split(arch, config, name, x):
     return None
 
 
+def name_mtp(config, name):
+    """Tensors of the layer that drafts are those of a layer behind the last."""
+    layer = f"model.layers.{config.get('num_hidden_layers')}."
+    parts = {"mtp.fc.": "eh_proj.", "mtp.pre_fc_norm_embedding.": "enorm.",
+             "mtp.pre_fc_norm_hidden.": "hnorm.", "mtp.norm.": "shared_head.norm.",
+             "mtp.layers.0.": ""}
+    for old, new in parts.items():
+        if name.startswith(old):
+            return layer + new + name[len(old):]
+    return name
+
+
 def name_of(arch, names, name):
     for old, new in RENAMED.items():
         if name.endswith(old):
@@ -349,6 +372,9 @@ def name_of(arch, names, name):
     if arch == "kimi-linear" and ".experts." in name:
         ending = {"w1": "gate", "w2": "down", "w3": "up"}[name.split(".")[-2]]
         return f"blk.{name.split('.')[2]}.ffn_{ending}_exps.weight"
+    for part in NEXTN:  # of Qwen's models newer than the package
+        if name.endswith(part + ".weight"):
+            return f"blk.{name.split('.')[2]}.nextn.{part.replace('.', '_')}.weight"
     to = names.get_name(name, try_suffixes=(".weight", ".bias"))
     if to is None and name == "lm_head.weight":  # no table has it for families that are tied
         to = "output.weight"
@@ -360,13 +386,12 @@ def name_of(arch, names, name):
 def tensors_of(arch, config, folder):
     """All tensors of the file: name, array of torch."""
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[
-        next(a.name for a, n in gguf.MODEL_ARCH_NAMES.items() if n == arch)],
-        config.get("num_hidden_layers", len(kinds_of(config))))
+        next(a.name for a, n in gguf.MODEL_ARCH_NAMES.items() if n == arch)], n_layers(config))
     tensors = {}
     for part in sorted(p for p in os.listdir(folder) if p.endswith(".safetensors")):
         tensors.update(safetensors.torch.load_file(os.path.join(folder, part)))
-    tensors = {n.replace("model.language_model.", "model."): t for n, t in tensors.items()
-               if "visual" not in n}
+    tensors = {name_mtp(config, n.replace("model.language_model.", "model.")): t
+               for n, t in tensors.items() if "visual" not in n}
     for name, x in sorted(merge_experts(tensors).items()):
         x = convert(arch, config, name, x)
         parts = split(arch, config, name, x)
@@ -385,13 +410,14 @@ def is_float(name, x):
 
 
 def make_model(out, folder, arch):
-    with open(os.path.join(HERE, "families", folder, "config.json"), encoding="utf-8") as f:
+    path = os.path.join(HERE, "families" if folder != "mtp" else "", folder)
+    with open(os.path.join(path, "config.json"), encoding="utf-8") as f:
         config = json.load(f)
     config = config.get("text_config", config)
     w = gguf.GGUFWriter(os.path.join(out, folder + ".gguf"), arch,
                         split_max_size=SET_BYTES if folder in SETS else 0)
     add_settings(w, arch, config)
-    for name, x in tensors_of(arch, config, os.path.join(HERE, "families", folder)):
+    for name, x in tensors_of(arch, config, path):
         if "ffn_gate_inp_shexp" in name:
             x = x.reshape(1, -1)
         if is_float(name, x):

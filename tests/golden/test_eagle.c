@@ -12,6 +12,7 @@
 
 #define DRAFTS_MAX 8
 #define PAGES      64
+#define MTP_GGUF   "tests/golden/gguf/mtp-00001-of-00002.gguf"
 
 static int32_t prompt[RUN_TOKENS], wanted[DRAFTS_MAX];
 static float logits[DRAFTS_MAX][1024], got[1024];
@@ -82,10 +83,10 @@ static double error_of(const float *want)
     return sqrt(diff / norm);
 }
 
-/* The head in one folder of the target in another. quantization NULL: weights as they are; else
- * they are rounded, which changes logits by more, and perhaps a draft. */
-static void check(const char *name, const char *head_of, const char *target_of,
-                  const char *quantization)
+/* The head in one folder of the target in another, with the golden of a folder. quantization NULL:
+ * weights as they are; else they are rounded, which changes logits by more, and perhaps a draft. */
+static void check(const char *name, const char *golden_of, const char *head_of,
+                  const char *target_of, const char *quantization)
 {
     bool is_mtp = strcmp(head_of, target_of) == 0;
     char head_dir[4096], target_dir[4096];
@@ -97,7 +98,7 @@ static void check(const char *name, const char *head_of, const char *target_of,
     double largest = quantization != NULL ? 0.2 : limit;
     int32_t id;
 
-    (void)snprintf(head_dir, sizeof head_dir, "%s/golden.bin", head_of);
+    (void)snprintf(head_dir, sizeof head_dir, "%s/golden.bin", golden_of);
     read_golden(head_dir);
     (void)snprintf(head_dir, sizeof head_dir, "%s", tap_path(head_of));
     (void)snprintf(target_dir, sizeof target_dir, "%s", tap_path(target_of));
@@ -140,7 +141,7 @@ static void check(const char *name, const char *head_of, const char *target_of,
 
 static void check_mtp(const char *name, const char *folder, const char *quantization)
 {
-    check(name, folder, folder, quantization);
+    check(name, folder, folder, folder, quantization);
 }
 
 /* Folders without an MTP layer, and models whose layers are not read. */
@@ -152,7 +153,9 @@ static void check_missing(void)
     } cases[] = {{"tests/golden/families/glm4-moe", ERR_NOT_FOUND},
                  {"tests/golden/families/qwen3-next", ERR_NOT_FOUND},
                  {"tests/golden/families/deepseek-v3", ERR_NOT_FOUND},
-                 {"tests/golden/families/deepseek-v2", ERR_UNSUPPORTED}};
+                 {"tests/golden/families/deepseek-v2", ERR_UNSUPPORTED},
+                 {"tests/golden/gguf/qwen3-next.gguf", ERR_NOT_FOUND},
+                 {"tests/golden/gguf/deepseek-v3.gguf", ERR_UNSUPPORTED}};
 
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         char dir[4096];
@@ -170,8 +173,10 @@ int main(void)
 {
     if (getenv("QUIRE_TEST_DEVICE") != NULL)
         device = getenv("QUIRE_TEST_DEVICE");
-    check("an EAGLE-3 head", "tests/golden/eagle3", "tests/golden/llama-gqa", NULL);
+    check("an EAGLE-3 head", "tests/golden/eagle3", "tests/golden/eagle3", "tests/golden/llama-gqa",
+          NULL);
     check_mtp("an MTP layer", "tests/golden/mtp", NULL);
+    check("an MTP layer in a GGUF file", "tests/golden/mtp", MTP_GGUF, MTP_GGUF, NULL);
     check_mtp("an MTP layer with experts", "tests/golden/mtp-moe", NULL);
     check_mtp("DeepSeek V3's", "tests/golden/mtp-deepseek-v3", NULL);
     check_mtp("DeepSeek V3.2's", "tests/golden/mtp-deepseek-v32", NULL);
