@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * GGUF files of models with states: Gated DeltaNet (Qwen3-Next, Qwen3.5), Kimi Delta Attention
- * (Kimi-Linear), Mamba-2 (Nemotron-H, Granite 4 H, Bamba, Falcon-H1) and short convolutions (LFM2).
+ * (Kimi-Linear), Mamba-2 (Nemotron-H, Granite 4 H, Falcon-H1) and short convolutions (LFM2).
  *
  * The kind of a layer is in lists: a layer with key-value heads has attention; in Nemotron-H one
  * with a feed-forward length is an FFN. Qwen's files have a flag per layer, and older ones an

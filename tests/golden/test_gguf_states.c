@@ -7,6 +7,7 @@
 #include <math.h>
 #include <sys/stat.h>
 
+#include "model/loader_parts.h"
 #include "tests/golden/gguf_write.h"
 
 #define SUM_ERROR 1e-5 /* of logits, where columns are summed in another order */
@@ -22,7 +23,7 @@ struct setting {
 };
 
 /* A tensor of layer `layer`; kind -1: the model's, 0: float32. */
-struct part {
+struct piece {
     const char *name;
     int layer, rows, cols;
     bool is_matrix;
@@ -32,7 +33,7 @@ struct part {
 struct states_model {
     const char *arch;
     const struct setting *settings;
-    const struct part *parts;
+    const struct piece *parts;
 };
 
 /* --- models --------------------------------------------------------------------------------- */
@@ -69,7 +70,7 @@ static const struct setting delta_settings[] = {COMMON,
                                                 {"full_attention_interval", 2, {0}, false},
                                                 {NULL, 0, {0}, false}};
 
-static const struct part delta_parts[] = {
+static const struct piece delta_parts[] = {
     {"attn_norm.weight", 0, 0, DIM, false, 1.0f, 0.01f},
     {"post_attention_norm.weight", 0, 0, DIM, false, 1.0f, 0.01f},
     {"attn_qkv.weight", 0, (2 * KEY_HEADS + VALUE_HEADS) * STATE, DIM, true, 0, 0},
@@ -103,7 +104,7 @@ static const struct setting mamba_settings[] = {COMMON,
                                                 {"ssm.inner_size", INNER, {0}, false},
                                                 {NULL, 0, {0}, false}};
 
-static const struct part mamba_parts[] = {
+static const struct piece mamba_parts[] = {
     {"attn_norm.weight", 0, 0, DIM, false, 1.0f, 0.01f},
     {"ssm_in.weight", 0, 2 * INNER + 2 * MAMBA_GROUPS *MAMBA_STATE + MAMBA_HEADS, DIM, true, 0, 0},
     {"ssm_conv1d.weight", 0, INNER + 2 * MAMBA_GROUPS *MAMBA_STATE, TAPS, false, 0.3f, 0.02f},
@@ -124,19 +125,19 @@ static const struct setting conv_settings[] = {COMMON,
                                                {"shortconv.l_cache", 3, {0}, false},
                                                {NULL, 0, {0}, false}};
 
-static const struct part conv_parts[] = {{"attn_norm.weight", 0, 0, DIM, false, 1.0f, 0.01f},
-                                         {"ffn_norm.weight", 0, 0, DIM, false, 1.0f, 0.01f},
-                                         {"shortconv.conv.weight", 0, DIM, 3, false, 0.3f, 0.02f},
-                                         {"shortconv.in_proj.weight", 0, 3 * DIM, DIM, true, 0, 0},
-                                         {"shortconv.out_proj.weight", 0, DIM, DIM, true, 0, 0},
-                                         FFN(0),
-                                         {"attn_norm.weight", 1, 0, DIM, false, 1.0f, 0.01f},
-                                         {"ffn_norm.weight", 1, 0, DIM, false, 1.0f, 0.01f},
-                                         {"attn_q_norm.weight", 1, 0, HEAD, false, 1.0f, 0.01f},
-                                         {"attn_k_norm.weight", 1, 0, HEAD, false, 1.0f, 0.01f},
-                                         ATTENTION(1, HEADS *HEAD),
-                                         FFN(1),
-                                         {NULL, 0, 0, 0, false, 0, 0}};
+static const struct piece conv_parts[] = {{"attn_norm.weight", 0, 0, DIM, false, 1.0f, 0.01f},
+                                          {"ffn_norm.weight", 0, 0, DIM, false, 1.0f, 0.01f},
+                                          {"shortconv.conv.weight", 0, DIM, 3, false, 0.3f, 0.02f},
+                                          {"shortconv.in_proj.weight", 0, 3 * DIM, DIM, true, 0, 0},
+                                          {"shortconv.out_proj.weight", 0, DIM, DIM, true, 0, 0},
+                                          FFN(0),
+                                          {"attn_norm.weight", 1, 0, DIM, false, 1.0f, 0.01f},
+                                          {"ffn_norm.weight", 1, 0, DIM, false, 1.0f, 0.01f},
+                                          {"attn_q_norm.weight", 1, 0, HEAD, false, 1.0f, 0.01f},
+                                          {"attn_k_norm.weight", 1, 0, HEAD, false, 1.0f, 0.01f},
+                                          ATTENTION(1, HEADS *HEAD),
+                                          FFN(1),
+                                          {NULL, 0, 0, 0, false, 0, 0}};
 
 static const struct states_model of_delta = {"qwen35", delta_settings, delta_parts},
                                  of_mamba = {"nemotron_h", mamba_settings, mamba_parts},
@@ -193,7 +194,7 @@ static void add_states_settings(struct file *f, const struct states_model *m)
 
 /* Numbers first, first + step and so on, five different ones. */
 static void add_numbers(struct file *f, struct file *twin, const struct entry *t,
-                        const struct part *p, float first)
+                        const struct piece *p, float first)
 {
     size_t n = (size_t)(t->rows > 0 ? t->rows : 1) * (size_t)t->cols;
     float *numbers = malloc(n * sizeof *numbers);
@@ -214,7 +215,7 @@ static void write_states(const struct states_model *m, const struct kind *kind, 
     add_states_settings(&twin, m);
     add_matrix(&f, &twin, "token_embd.weight", kind, VOCAB, DIM);
     add_vector(&f, &twin, "output_norm.weight", DIM);
-    for (const struct part *p = m->parts; p->name != NULL; p++) {
+    for (const struct piece *p = m->parts; p->name != NULL; p++) {
         char name[80];
         const struct entry t = {.name = name, .rows = p->rows, .cols = p->cols};
         bool is_damaged;
@@ -321,6 +322,104 @@ static void test_blocks(void)
     check_converted("qwen35 in Q4_K", path, 2, 3); /* and those whose columns are cut */
 }
 
+/* --- packed matrices, as GPUs have them ------------------------------------------------------- */
+
+static int keep(struct device *d, void *dst, const void *src, size_t bytes)
+{
+    (void)d;
+    memcpy(dst, src, bytes);
+    return ERR_OK;
+}
+
+/* What a reader's thread does with the tensor of a part, in two pieces, for one rank that packs
+ * it: strips in `data`. */
+static int pack(uint8_t *data, const struct quant_part *part, const struct k_format *format,
+                const struct slice_shape *shape)
+{
+    static const struct device_ops ops = {.upload = keep};
+    struct device device = {.ops = &ops};
+    struct weights_rank rank = {.device = &device};
+    struct reader_item item = {.t = part->data, .step = 1};
+    struct target target = {.use = BYTES_PACKED,
+                            .part = *part,
+                            .packed = *format,
+                            .slice = slice_make(shape, 0, 1),
+                            .dst = data};
+    struct loader loader = {
+        .ranks = &rank, .n_ranks = 1, .items = &item, .targets = &target, .n_items = 1};
+    size_t half = part->data->bytes / 2 + 5, all = part->data->bytes;
+    unsigned char *bytes = malloc(all);
+    struct device_pipe pipe = {.bytes = bytes};
+    int rc;
+
+    memcpy(bytes, part->data->data, half);
+    (void)pthread_mutex_init(&loader.turn, NULL);
+    rc = loader_place_bytes(&loader, 0, &pipe, 0, half);
+    memcpy(bytes, part->data->data + half, all - half);
+    if (rc == ERR_OK)
+        rc = loader_place_bytes(&loader, 0, &pipe, half, all - half);
+    (void)pthread_mutex_destroy(&loader.turn);
+    free(bytes);
+    return rc;
+}
+
+/* The last matrix of the delta rule with its columns in the order of the key heads: the weights in
+ * its records against the twin's. */
+static void check_packed(const struct kind *kind, const char *path, const char *twin_path)
+{
+    enum { ROWS = DIM, COLS = VALUE_HEADS * STATE };
+    const struct quant_matrix matrix = {"blk.0.ssm_out", ROWS, COLS};
+    const struct quant_config none = {.kind = NULL};
+    struct slice_shape shape = slice_whole(ROWS, ROWS, COLS, COLS);
+    struct checkpoint *files = NULL, *twin = NULL;
+    const struct tensor *want = NULL;
+    struct quant_part part;
+    struct k_matrix m = {.n_in = COLS, .n_out = ROWS};
+    char why[QUANT_WHY_CAP];
+    float *got = calloc((size_t)ROWS * COLS, sizeof *got), ones[ROWS];
+    bool same;
+
+    shape.col_chunk = STATE;
+    shape.col_turn = VALUE_HEADS / KEY_HEADS;
+    for (int i = 0; i < ROWS; i++)
+        ones[i] = 1.0f;
+    write_states(&of_delta, kind, path, twin_path);
+    same = checkpoint_open(&files, path) == ERR_OK && checkpoint_open(&twin, twin_path) == ERR_OK &&
+           (want = checkpoint_find(twin, "blk.0.ssm_out.weight")) != NULL &&
+           quant_find(&part, files, &none, &matrix, why, sizeof why) == ERR_OK &&
+           quant_packs(&m.format, &part);
+    if (same) {
+        const struct k_packing packing = k_packing_of(&m.format);
+        uint8_t *data = malloc(k_packed_bytes(&packing, ROWS, COLS));
+
+        m.data = data;
+        m.scales = ones;
+        same = pack(data, &part, &m.format, &shape) == ERR_OK;
+        ref_dequantise(got, &m, 0, ROWS);
+        free(data);
+    }
+    for (int i = 0; i < ROWS * COLS && same; i++) {
+        int head = i % COLS / STATE;
+        int at = i / COLS * COLS + slice_in_turns(head, VALUE_HEADS, shape.col_turn) * STATE;
+
+        same = got[i] == quant_number(want, (size_t)(at + i % STATE));
+    }
+    ok(same, "%s: records of columns in turns hold the weights", kind->name);
+    free(got);
+    checkpoint_close(files);
+    checkpoint_close(twin);
+}
+
+static void test_packed(void)
+{
+    char path[200], twin[200];
+
+    snprintf(path, sizeof path, "%s/states.gguf", root);
+    snprintf(twin, sizeof twin, "%s/twin.gguf", root);
+    check_packed(&kinds[0], path, twin); /* Q4_0 */
+    check_packed(&kinds[4], path, twin); /* Q8_0 */
+}
+
 /* --- damage --------------------------------------------------------------------------------- */
 
 static void test_damage(void)
@@ -387,6 +486,7 @@ int main(void)
     if (mkdtemp(root) == NULL)
         tap_skip_all("no temporary folder");
     test_blocks();
+    test_packed();
     test_damage();
     snprintf(path, sizeof path, "%s/states.gguf", root);
     (void)unlink(path);

@@ -20,7 +20,10 @@
 static const char *const files[] = {"qwen3-moe-wide.gguf", "gemma4-00001-of-00002.gguf",
                                     "deepseek-v32.gguf",   "granite-moe-swa.gguf",
                                     "ernie4-5-moe.gguf",   "glm4v.gguf",
-                                    "muse-glimmer.gguf"};
+                                    "muse-glimmer.gguf",   "qwen3-next.gguf",
+                                    "qwen3.5-moe.gguf",    "nemotron-h-latent.gguf",
+                                    "granite-h.gguf",      "kimi-linear.gguf",
+                                    "lfm2-moe.gguf"};
 /* Small and large numbers, and not-a-number and infinity, by their bits. */
 static const uint32_t values[] = {0,           1,           3,           255,         1000000,
                                   0x7fffffffU, 0x80000000U, 0xffffffffU, 0x7fc00000U, 0x7f800000U};
