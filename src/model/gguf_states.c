@@ -4,13 +4,14 @@
  * (Kimi-Linear), Mamba-2 (Nemotron-H, Granite 4 H, Falcon-H1) and short convolutions (LFM2).
  *
  * The kind of a layer is in lists: a layer with key-value heads has attention; in Nemotron-H one
- * with a feed-forward length is an FFN. Qwen's files have a flag per layer, and older ones an
- * interval. Beside the names these differ from the family's own checkpoints:
+ * with a feed-forward length is an FFN. Qwen's files have a flag per layer, older ones an interval,
+ * and those of Ollama the key-value heads. Beside the names these differ from the family's own
+ * checkpoints:
  *
  *   ssm_a                 -exp() of A_log, of Mamba-2 and the delta rule alike
  *   value heads, qwen35   in turns (slice.h): rows of qkv, z, b, a, channels of the convolution,
  *                         A_log, dt_bias, and columns of the last matrix; qwen3next has them in the
- *                         order of the key heads
+ *                         order of the key heads; files of Ollama have a flag for either
  *   qkv and z, qwen3next  apart, each in the order of the key heads; together in older files
  *   multipliers           Falcon-H1's are part of the matrices
  *   MTP layers            counted in block_count, behind the last layer
@@ -136,13 +137,14 @@ void gguf_states_set_form(struct gguf_reading *r, struct hf_config *c)
     c->mlp_bias = states_has(r, "ffn_up.bias");
 }
 
-static void states_name_numbers(struct arch_names *names)
+static void states_name_numbers(struct gguf_reading *r, struct arch_names *names)
 {
     names->state_in = GGUF_LAYER "ssm_in.weight";
     names->state_conv = GGUF_LAYER "ssm_conv1d.weight";
     names->state_conv_bias = GGUF_LAYER "ssm_conv1d.bias";
     names->state_a_log = GGUF_LAYER "ssm_a";
-    names->state_dt_bias = GGUF_LAYER "ssm_dt.bias";
+    names->state_dt_bias =
+        states_has(r, "ssm_dt") ? GGUF_LAYER "ssm_dt" : GGUF_LAYER "ssm_dt.bias"; /* or Ollama's */
     names->state_skip = GGUF_LAYER "ssm_d";
     names->state_norm = GGUF_LAYER "ssm_norm.weight";
     names->state_out = GGUF_LAYER "ssm_out.weight";
@@ -152,8 +154,12 @@ static void states_name_numbers(struct arch_names *names)
 
 static bool states_is_recurrent(struct gguf_reading *r, int layer, int every)
 {
+    const struct gguf_value *heads = gguf_config_find(r, "attention.head_count_kv");
+
     if (gguf_config_find(r, "attention.recurrent_layers") != NULL)
         return gguf_config_layer_number_or(r, "attention.recurrent_layers", layer, 0.0) != 0.0;
+    if (heads != NULL && heads->is_list)
+        return !states_has_attention(r, layer);
     return (layer + 1) % every != 0;
 }
 
@@ -190,7 +196,7 @@ void gguf_states_name_delta(struct gguf_reading *r, const struct hf_config *c,
                             struct arch_names *names)
 {
     (void)c;
-    states_name_numbers(names);
+    states_name_numbers(r, names);
     names->qkv = NULL; /* of that name are q, k and v of the delta rule */
     names->delta_qkv = GGUF_LAYER "attn_qkv.weight";
     names->delta_z = GGUF_LAYER "attn_gate.weight";
@@ -212,7 +218,8 @@ void gguf_states_set_delta(struct gguf_reading *r, struct hf_config *c)
 {
     gguf_states_set_form(r, c);
     c->form.mtp = &states_mtp_names;
-    c->form.heads_in_turns = strcmp(r->family->name, "qwen3next") != 0;
+    c->form.heads_in_turns =
+        gguf_config_flag_or(r, "ssm.v_head_reordered", strcmp(r->family->name, "qwen3next") != 0);
 }
 
 /* --- Kimi Delta Attention ------------------------------------------------------------------- */
@@ -255,7 +262,7 @@ void gguf_states_name_kimi(struct gguf_reading *r, const struct hf_config *c,
         names->k_b = GGUF_LAYER "attn_k_b.weight";
         names->v_b = GGUF_LAYER "attn_v_b.weight";
     }
-    states_name_numbers(names);
+    states_name_numbers(r, names);
     names->state_out = names->o;
     names->delta_q = names->q;
     names->delta_k = names->k;
@@ -330,8 +337,8 @@ void gguf_states_put_nemotron(struct gguf_reading *r)
 void gguf_states_name_nemotron(struct gguf_reading *r, const struct hf_config *c,
                                struct arch_names *names)
 {
-    (void)r, (void)c;
-    states_name_numbers(names);
+    (void)c;
+    states_name_numbers(r, names);
     names->norm_mlp = names->norm_attn;
     names->latent_in = GGUF_LAYER "ffn_latent_down.weight";
     names->latent_out = GGUF_LAYER "ffn_latent_up.weight";
@@ -384,7 +391,7 @@ void gguf_states_name_mamba(struct gguf_reading *r, const struct hf_config *c,
                             struct arch_names *names)
 {
     (void)c;
-    states_name_numbers(names);
+    states_name_numbers(r, names);
     if (states_has(r, "ffn_norm")) /* Falcon-H1's, without an ending */
         names->norm_mlp = GGUF_LAYER "ffn_norm";
 }

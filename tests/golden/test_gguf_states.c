@@ -91,6 +91,18 @@ static const struct piece delta_parts[] = {
     FFN(1),
     {NULL, 0, 0, 0, false, 0, 0}};
 
+/* The same model as Ollama writes it. */
+static const struct setting other_settings[] = {COMMON,
+                                                {"attention.head_count_kv", 0, {0, KV_HEADS}, true},
+                                                {"feed_forward_length", FF, {0}, false},
+                                                {"rope.dimension_count", 16, {0}, false},
+                                                {"ssm.conv_kernel", TAPS, {0}, false},
+                                                {"ssm.state_size", STATE, {0}, false},
+                                                {"ssm.group_count", KEY_HEADS, {0}, false},
+                                                {"ssm.time_step_rank", VALUE_HEADS, {0}, false},
+                                                {"ssm.inner_size", VALUE_HEADS *STATE, {0}, false},
+                                                {NULL, 0, {0}, false}};
+
 enum { MAMBA_HEADS = 8, MAMBA_GROUPS = 2, MAMBA_STATE = 16, INNER = 512 };
 
 /* Layer 0 has Mamba-2, layer 1 is an FFN, as the zeros of the lists say. */
@@ -140,6 +152,7 @@ static const struct piece conv_parts[] = {{"attn_norm.weight", 0, 0, DIM, false,
                                           {NULL, 0, 0, 0, false, 0, 0}};
 
 static const struct states_model of_delta = {"qwen35", delta_settings, delta_parts},
+                                 of_other = {"qwen35", other_settings, delta_parts},
                                  of_mamba = {"nemotron_h", mamba_settings, mamba_parts},
                                  of_conv = {"lfm2", conv_settings, conv_parts};
 
@@ -221,6 +234,8 @@ static void write_states(const struct states_model *m, const struct kind *kind, 
         bool is_damaged;
 
         snprintf(name, sizeof name, "blk.%d.%s", p->layer, p->name);
+        if (m == &of_other && strcmp(p->name, "ssm_dt.bias") == 0)
+            snprintf(name, sizeof name, "blk.%d.ssm_dt", p->layer);
         is_damaged = damage.tensor != NULL && strcmp(damage.tensor, name) == 0;
         if (is_damaged && damage.first == 0.0f)
             continue;
@@ -320,6 +335,21 @@ static void test_blocks(void)
     }
     write_states(&of_delta, &kinds[7], path, twin);
     check_converted("qwen35 in Q4_K", path, 2, 3); /* and those whose columns are cut */
+}
+
+/* A list of key-value heads says which layers have attention, and dt has another name. */
+static void test_others(void)
+{
+    char path[200], twin[200], other[200];
+
+    snprintf(path, sizeof path, "%s/states.gguf", root);
+    snprintf(twin, sizeof twin, "%s/twin.gguf", root);
+    snprintf(other, sizeof other, "%s/other.gguf", root);
+    write_states(&of_other, &kinds[4], path, twin);
+    (void)rename(path, other);
+    write_states(&of_delta, &kinds[4], path, twin);
+    compare("qwen35 as Ollama writes it", path, other, 1);
+    (void)unlink(other);
 }
 
 /* --- packed matrices, as GPUs have them ------------------------------------------------------- */
@@ -486,6 +516,7 @@ int main(void)
     if (mkdtemp(root) == NULL)
         tap_skip_all("no temporary folder");
     test_blocks();
+    test_others();
     test_packed();
     test_damage();
     snprintf(path, sizeof path, "%s/states.gguf", root);
