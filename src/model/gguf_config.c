@@ -24,9 +24,8 @@
 #include "model/gguf_parts.h"
 
 /* Members of rows of models with states (gguf_states.c). */
-#define STATES(of_put, of_names)                                                                   \
-    .renorms = true, .put = gguf_states_put_##of_put, .name_tensors = gguf_states_name_##of_names, \
-    .set_form = gguf_states_set_form
+#define STATES(of_put, of_names) \
+    .renorms = true, .put = (of_put), .name_tensors = (of_names), .set_form = gguf_states_set_form
 #define STATES_DELTA                                                                               \
     .has_post_names = true, .renorms = true, .own = gguf_states_own, .put = gguf_states_put_delta, \
     .name_tensors = gguf_states_name_delta, .set_form = gguf_states_set_delta
@@ -144,28 +143,34 @@ static const struct gguf_family families[] = {
     {.name = "kimi-linear",
      .arch = "KimiLinearForCausalLM",
      .is_latent = true,
-     STATES(kimi, kimi),
+     STATES(gguf_states_put_kimi, gguf_states_name_kimi),
      .own = gguf_states_own},
     {.name = "nemotron_h",
      .arch = "NemotronHForCausalLM",
-     STATES(nemotron, nemotron),
+     STATES(gguf_states_put_nemotron, gguf_states_name_nemotron),
      .own = gguf_states_own_all},
     {.name = "nemotron_h_moe",
      .arch = "NemotronHForCausalLM",
-     STATES(nemotron, nemotron),
+     STATES(gguf_states_put_nemotron, gguf_states_name_nemotron),
      .plain_experts = true,
      .own = gguf_states_own_all},
     {.name = "granitehybrid",
      .arch = "GraniteMoeHybridForCausalLM",
      .is_permuted = true,
-     STATES(granite, mamba),
+     STATES(gguf_states_put_granite, gguf_states_name_mamba),
      .own = gguf_states_own},
     {.name = "falcon-h1",
      .arch = "FalconH1ForCausalLM",
-     STATES(falcon, mamba),
+     STATES(gguf_states_put_falcon, gguf_states_name_mamba),
      .own = gguf_states_own},
-    {.name = "lfm2", .arch = "Lfm2ForCausalLM", STATES(lfm2, lfm2), .own = gguf_states_own},
-    {.name = "lfm2moe", .arch = "Lfm2MoeForCausalLM", STATES(lfm2, lfm2), .own = gguf_states_own},
+    {.name = "lfm2",
+     .arch = "Lfm2ForCausalLM",
+     STATES(gguf_states_put_lfm2, gguf_states_name_lfm2),
+     .own = gguf_states_own},
+    {.name = "lfm2moe",
+     .arch = "Lfm2MoeForCausalLM",
+     STATES(gguf_states_put_lfm2, gguf_states_name_lfm2),
+     .own = gguf_states_own},
 };
 
 #define N_FAMILIES (sizeof families / sizeof families[0])
