@@ -22,7 +22,7 @@
  * Tiles that are shared. A CTA whose run goes on after a tile writes its sums of it to memory.
  * Those whose runs end in a tile divide its rows of x: each writes the sums of the others' part,
  * waits, and adds those of its own, which the lane that loads has copied to where the stages were.
- * Nobody waits before its run has ended. The order of sums is fixed.
+ * No warp waits before its run has ended. The order of sums is fixed.
  *
  * Bytes. Codes once for each tile of x that does not find them in L2; x once for each 256 rows of
  * w.

@@ -39,7 +39,7 @@ static struct pieces pieces;
 static double times[TIMES_MAX], accepts[TIMES_MAX];
 static size_t n_times;
 
-/* Time that was computed for: on a shared machine, too, that of nobody else. */
+/* Time that was computed for: on a shared machine, too, without that of others. */
 static double now_us(void)
 {
     struct timespec t;

@@ -34,7 +34,7 @@ struct kind {
 static const struct kind kinds[] = {
     {"a read of 16 bytes", READ, -1, 0, 0, NONE},
     {"a read of them", READ, 0, 0, 0, NONE},
-    {"log prob. of nobody", LOGPROBS, -1, K_SAMPLED, 0, NONE},
+    {"log prob. of none", LOGPROBS, -1, K_SAMPLED, 0, NONE},
     {"log prob. of sampled", LOGPROBS, 0, K_SAMPLED, 0, NONE},
     {"log prob. of target", LOGPROBS, 0, 77, 0, NONE},
     {"and of 5", LOGPROBS, 5, 77, 0, NONE},

@@ -115,7 +115,7 @@ static double load_clock_s(clockid_t clock)
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-/* Processor time of the whole machine, so that a run beside somebody's build can be told. */
+/* Processor time of the whole machine, so that a run beside another load is noticed. */
 static double load_busy_s(void)
 {
     unsigned long long t[8] = {0}; /* user nice system idle iowait irq softirq steal */

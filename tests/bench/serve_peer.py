@@ -175,7 +175,7 @@ with tempfile.TemporaryDirectory(prefix="quire-peer-") as folder:
         sys.exit(0)
     with open(os.path.join(folder, "log"), "w") as log:
         server = subprocess.Popen([quire, "serve", args.model, "--port=0", "--served-model-name=demo",
-                                   "--no-enable-prefix-caching", *more],  # whoever asks first has no disadvantage
+                                   "--no-enable-prefix-caching", *more],  # the first to ask has no disadvantage
                                   
                                   stdout=subprocess.PIPE, stderr=log, text=True)
     try:

@@ -217,7 +217,7 @@ KINDS = [(ask_greedy, 10), (ask_drawn, 10), (ask_shared, 20), (ask_new, 12), (as
          (ask_hung, 10)]
 
 
-# --- who asks ----------------------------------------------------------------------------------
+# --- clients -----------------------------------------------------------------------------------
 
 
 def send(path_of_socket, ask, bearer):
@@ -303,7 +303,7 @@ class Client:
         r = random.Random(a.seed * 1000 + i)
         makers, weights = zip(*KINDS)
         while True:
-            # Said to be busy before the word is read: who sees nobody busy may measure.
+            # Said to be busy before the word is read: a measurement needs none busy.
             with self.busy.get_lock():
                 self.busy.value += 1
             allowed = i < self.at_once.value
@@ -474,7 +474,7 @@ class Soak:
         self.n_alone += n
 
     def ask_alone(self):
-        """Greedy requests with nobody beside them."""
+        """Greedy requests, one at a time."""
         r = random.Random(7)
         asks = [Ask(CHAT, chat(r, q, temperature=0, stream=False)) for q in QUESTIONS]
         asks += [Ask(TEXT, completion(r, shared_ids(r), max_tokens=20, stream=False))

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """A long prefix from each tier, on a GPU: time to first token when it is computed, on the device,
-in host memory after kill -9, on disk after the host's memory was lost; what copies cost those who
+in host memory after kill -9, on disk after the host's memory was lost; what copies cost prompts that
 decode meanwhile; and how long a stream is silent when its engine is killed, beside a cold start.
 
     builddir=BUILD tests/bench/tiers.py [--model tests/bench/llama-3.1-8b] [--tokens 8192]
@@ -196,7 +196,7 @@ def host():
 
 
 def cost():
-    """What the tier costs those who never hit it: prompts that are new, then decodes."""
+    """The cost of the tier without hits: prompts that are new, then decodes."""
     for tier in (None, a.host):
         with Stack(engine=engine_args(), host=tier, host_file=a.host_file if tier else None) as s:
             ask(s, 999)

@@ -104,7 +104,7 @@ with tap.section("a server"), Stack(many_keys=True) as s:
 
     with tap.section("chat on a terminal"):
         t = Terminal("chat", *server, "--extra", '{"ignore_eos": true}', "--max-tokens", "1500")
-        tap.ok(t.shows(r"demo; .*> "), "it says who answers", t.got)
+        tap.ok(t.shows(r"demo; .*> "), "it names the model", t.got)
         t.type("Tell me a short story.\n")
         tap.ok(t.shows(r"story\.\r\n.{50}"), "an answer comes", t.got)
         os.kill(s.engine.pid, signal.SIGSTOP)  # so that it cannot come to its end

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""A front and an engine that have no descriptor left for who connects: they say so once, wait
-without work, lose nobody, and take all when there are descriptors again."""
+"""A front and an engine that have no descriptor left for a new connection: they say so once, wait
+without work, lose no connection, and take all when there are descriptors again."""
 
 import contextlib
 import os
@@ -31,7 +31,7 @@ def spare(pid, n):
 
 
 def connect(path, kind, n):
-    """So many who connect and say nothing."""
+    """So many connections that send nothing."""
     out = [socket.socket(socket.AF_UNIX, kind) for _ in range(n)]
     for k in out:
         k.connect(path)
@@ -71,7 +71,7 @@ with tap.section("an engine"), Stack(n_fronts=2) as s:
         share = busy(s.engine.pid)
         tap.ok(share < BUSY, "so does an engine (%.2f of a core)" % share)
         r = s.post("/v1/completions", s.completion("Hello", max_tokens=4))
-        tap.eq(r.status, 200, "it serves those whom it knows")
+        tap.eq(r.status, 200, "it serves the connections that it has")
         for k in silent:
             k.close()
         s.fronts[0].kill()

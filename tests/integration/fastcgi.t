@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What only somebody at a front's own socket can send: few parameters, broken records, silence.
+"""What only a client at a front's own socket can send: few parameters, broken records, silence.
 At most that front ends; its supervisor brings it back and nothing leaks in the engine."""
 
 import contextlib
@@ -268,7 +268,7 @@ with Stack() as s:
                "the first have to go when more than 64 are silent")
         tap.eq(sum(gone(k) for k in quiet), 120 - 64, "and only they")
         more[-1].sendall(request({"REQUEST_METHOD": "GET", "REQUEST_URI": "/version"}))
-        tap.ok(b"Status: 200" in more[-1].recv(4096), "who speaks at last is answered")
+        tap.ok(b"Status: 200" in more[-1].recv(4096), "a client that speaks at last is answered")
         for k in quiet:
             k.close()
         # These, and two that fall silent in the middle, are looked at below, when their time is over.
@@ -327,7 +327,7 @@ with Stack() as s:
 
     with tap.section("the end of silence"):
         tap.ok(until(lambda: all(gone(k) for k in more[:-1] + halves), 15),
-               "who says nothing is sent away")
+               "a client that says nothing is sent away")
         took = time.monotonic() - silent_since
         tap.ok(took > 4, "after some time (%.1f s)" % took)
         tap.eq(s.fronts[1].exits, [], "the other front lives")

@@ -151,7 +151,7 @@ SWEPT = ("quire-t-", "quire-fault-")  # the second: tests/unit/kv/test_fault
 
 
 def sweep():
-    """Remove the folders of tests that were killed: nobody holds their locks any more."""
+    """Remove the folders of tests that were killed: their locks are free."""
     for name in os.listdir(SHM):
         path = os.path.join(SHM, name)
         if not name.startswith(SWEPT):
@@ -159,7 +159,7 @@ def sweep():
         try:
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         except OSError:
-            continue  # it has gone, or is no folder, or somebody else's
+            continue  # it has gone, or is no folder, or another user's
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(path, ignore_errors=True)
@@ -739,7 +739,7 @@ class Stack:
 
     def settle(self, path, body):
         """On cuda the last bits of a sum depend on how much of a prompt is cached, and draws hang
-        on them: those who ask now find the same prefix."""
+        on them: requests that come now find the same prefix."""
         if DEVICE == "cuda":
             self.post(path, dict(body, max_tokens=1))
 

@@ -244,7 +244,7 @@ def structures():
 
 
 class Others:
-    """Somebody else, who asks a short thing again and again."""
+    """Another client, which asks a short thing again and again."""
     def __init__(self, s):
         self.s, self.times, self.wrong, self.over = s, [], [], threading.Event()
         self.thread = threading.Thread(target=self.run, daemon=True)

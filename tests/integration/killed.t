@@ -44,7 +44,7 @@ with tap.section("servers"):
         tap.ok(until(lambda: os.path.exists(s.host_file)), "the next has one of its own", s.logs())
         tap.ok(not os.path.exists(left), "and has removed that")
         tap.ok(os.path.exists(used), "one that still runs has its file")
-    tap.ok(not os.path.exists(s.host_file), "who comes to its end leaves none")
+    tap.ok(not os.path.exists(s.host_file), "a test that ends leaves none")
     runs.stdin.close()
     runs.wait()
     tap.ok(not os.path.exists(used), "nor does the other")

@@ -209,7 +209,7 @@ with Served("--models-dir", conf, "--models-max", str(SEATS), "--api-key", "all"
     tap.ok(status == 0 and "does not run" in text, "quire top of a stopped engine", text)
     time.sleep(0.5)
     tap.eq((s.states()["phi3"], s.engine("phi3")), ("stopped", None), "does not start it")
-    tap.eq(wanted("phi3"), [0, 0], "the engine is not up, and nobody wants it: no alert")
+    tap.eq(wanted("phi3"), [0, 0], "the engine is not up, and no request wants it: no alert")
 
     tap.section("the first request starts an engine")
     t = time.monotonic()
@@ -512,7 +512,7 @@ with Served("--models-dir", come, "--models-max", "2") as s:
         "model bad is not served", "two words.conf is left out",
         "model double is not served: model cohere has the name cohere, too")], [2, 3, 2],
         "each is told once by each front, the name by the server, too")
-    tap.eq(sorted(s.states()), ["bad", "cohere", "olmo2", "phi3"], "they are in nobody's way")
+    tap.eq(sorted(s.states()), ["bad", "cohere", "olmo2", "phi3"], "they hinder no other")
     put("bad.conf", "model = %s\n" % folders["granite"])
     tap.ok(until(lambda: s.both(lambda: s.complete("bad", [5], 1)[0] == 200)), "the file is mended")
     tap.eq(ids(s.complete("bad", prompts["granite"][1], 24)), alone["granite", 1], "its text")

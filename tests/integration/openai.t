@@ -147,7 +147,7 @@ with tap.section("client"), Stack() as s:
         model=MODEL_NAME, messages=[{"role": "user", "content": "Hi " * 5000}]), "a long prompt",
         code="context_length_exceeded", param="messages")
     r = chat.create(model=MODEL_NAME, messages=hello, n=2, extra_body={"colour": 1})
-    tap.eq(len(r.choices), 2, "two choices, and a field that nobody knows")
+    tap.eq(len(r.choices), 2, "two choices, and an unknown field")
     raises(openai.BadRequestError, 400, lambda: chat.create(
         model=MODEL_NAME, messages=hello, temperature=-9, stream=True), "a stream's error")
     raises(openai.NotFoundError, 404, lambda: chat.create(model="gpt", messages=hello),

@@ -287,7 +287,7 @@ with tap.section("when to come again"), \
     took = time.monotonic() - began
     tap.ok(again >= 1, "Retry-After: %d s; the queue was empty after %.1f s" % (again, took))
 
-    # What nobody wants any longer is not computed.
+    # Requests whose clients have gone are not computed.
     slow = s.open_stream(PATH, s.completion("Count", max_tokens=1500, ignore_eos=True))
     slow.response.readline()
     brief = 0.05 if DEVICE == "cuda" else 0.2  # a GPU writes 1900 tokens in 0.3 s

@@ -159,7 +159,7 @@ with tap.section("engine killed"), Stack(store=True) as s:
     tap.eq(s.engine.exits[-1], 0, "the engine ended with 0")
     tap.eq(s.metric("quire:store_page_faults_total"), 0, "no stored page was damaged")
 
-    # SIGTERM to a busy engine: what runs goes on to its [DONE], whoever finishes it.
+    # SIGTERM to a busy engine: what runs goes on to its [DONE], by whichever engine.
     before = s.engine.pid
     got = mid_stream(s, bodies, lambda: s.engine.kill(signal.SIGTERM))
     told = got[:-1]

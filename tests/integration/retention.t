@@ -76,7 +76,7 @@ def prompt(i):
 
 
 def flood(s, n=24):
-    """Prompts that nobody else has, more than all tiers but the disk can hold."""
+    """Prompts that no other tenant has, more than all tiers but the disk can hold."""
     global flooded
     flooded += n
     crowd(n, lambda k: ask(s, prompt(1000 + flooded * 100 + k)))
@@ -303,7 +303,7 @@ with tap.section("namespaces"), stack(store=True, front=SHARED) as s:
     tap.ok(first > 100, "each has its own")
     spaces = [x for x in listed(s)["namespaces"] if not x["shared"]]
     tap.eq(len(spaces), 2, "the list has both")
-    tap.eq(sorted(x["hits"] // 16 * 16 for x in spaces), [0, first], "and who had which hits")
+    tap.eq(sorted(x["hits"] // 16 * 16 for x in spaces), [0, first], "and the hits of each")
     tap.ok(all(x["queries"] > 0 and x["pages"]["device"] > 5 for x in spaces), "queries and pages",
            spaces)
     admin(s, "POST", "/admin/cache/pin", {"prompt": prompt(1), "cache_salt": "red"})
@@ -359,8 +359,8 @@ with tap.section("a cache for each key"), stack() as s:
         r = s.request("POST", text, s.completion(prompt(1), max_tokens=2, **fields),
                       headers={"Authorization": "Bearer sk-test-%d" % i})
         return pages_of(r)
-    tap.eq(mine(1), 0, "nobody has it")
-    tap.ok(mine(1) > 100, "who asked has it")
+    tap.eq(mine(1), 0, "no tenant has it")
+    tap.ok(mine(1) > 100, "the tenant that asked has it")
     tap.eq(mine(2), 0, "another has not")
     tap.eq(mine(1, cache_salt="a"), 0, "nor has his other salt")
     pin = admin(s, "POST", "/admin/cache/pin", {"prompt": prompt(1), "tenant": "tenant1"}).json
@@ -387,7 +387,7 @@ with tap.section("one key learns nothing of another's prompts"):
         name = "shared: " if front else "by tenant: "
         with stack(front=front) as s:
             tells(s, 1, PIN)
-            tap.ok(tells(s, 1, PIN) > 100, name + "who asked is told what was found")
+            tap.ok(tells(s, 1, PIN) > 100, name + "the sender is told what was found")
             if not front:
                 tap.ok(tells(s, "twin", PIN) > 100, "so is another key of the same tenant")
                 tap.eq(tells(s, 2, PIN), 0, "another tenant finds nothing")

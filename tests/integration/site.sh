@@ -57,7 +57,7 @@ check "HTTP/2 over TLS" "$(get -o /dev/null -w '%{http_version} %{http_code}' "$
 check "TLS 1.1 is refused" \
     "$(get --tls-max 1.1 --ciphers DEFAULT:@SECLEVEL=0 -o /dev/null -w '%{http_code}' "$url/health")" "*000"
 check "no key is needed for /version" "$(code "$url/version")" 200
-check "without a key file nobody is an operator" "$(code "$url/admin/cache")" 404
+check "without a key file there are no operators" "$(code "$url/admin/cache")" 404
 check "whatever he asks for" "$(code -X POST "$url/reset_prefix_cache")" 404
 check "/metrics for this machine" "$(get "$url/metrics")" "*# TYPE *"
 check "an answer" "$(keyed -d "$body}" "$url/v1/chat/completions")" "*The capital of France is Paris.*"
@@ -91,7 +91,7 @@ for at in health ping version is_sleeping metrics; do
 done
 rm -f "$run/big"
 check "nginx kept no such body" "$(find "$run/tmp-body" -type f | wc -l)" 0
-check "a body that nobody reads, 60 times" "$(for _ in $(seq 60); do
+check "a body that is not read, 60 times" "$(for _ in $(seq 60); do
     head -c 1000 /dev/zero | get -o /dev/null -w '%{http_code} ' --data-binary @- "$url/ping"; done)" \
     "$(printf '200 %.0s' $(seq 60))"
 check "one address asks 400 times at once without a key: some get 429" "$(for _ in $(seq 400); do
@@ -146,7 +146,7 @@ wait $stream
 # Deaths.
 killed() { for f in "$@"; do kill -KILL "$(cat "$run/$f.pid")"; done; }
 killed front1
-check "one front of two dies: nobody notices" \
+check "one front of two dies: no request fails" \
     "$(for _ in $(seq 10); do code "$url/version"; done)" "$(printf '200%.0s' $(seq 10))"
 for _ in $(seq 100); do kill -0 "$(cat "$run/front1.pid")" 2>/dev/null && break || sleep 0.05; done
 killed front1 front2
@@ -184,7 +184,7 @@ import json, sys
 print(sorted({json.loads(l)["tenant"] for l in open(sys.argv[1])}))' "$run/access.log")" \
     "*'local', 'other'*"
 
-# A pid file that a crash left behind names somebody else.
+# A pid file that a crash left behind names another process.
 "$src/tools/run-local" stop "$run"
 check "everything is stopped" "$("$src/tools/run-local" status "$run")" "nothing runs in *"
 sleep 60 &

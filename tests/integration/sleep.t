@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""An engine that nobody asks gives the device's memory back and uses no CPU; the next request wakes
+"""An engine without requests gives the device's memory back and uses no CPU; the next request wakes
 it, gets the same text, and finds its prefix in a lower tier. What cannot sleep stays awake, what
 cannot wake refuses with 503 and lives on; SIGTERM and kill -9 find it asleep or waking."""
 
@@ -78,7 +78,7 @@ def starve(s):
 with tap.section("what it says when it never sleeps"), Stack() as s:
     want = [ask(s, i)[0] for i in range(N)]
     tap.ok(not cpu or len(set(want)) == N, "texts differ", want)
-    tap.eq(is_asleep(s), False, "sleep is for those who ask for it")
+    tap.eq(is_asleep(s), False, "an engine sleeps only with the setting")
     tap.eq(s.get("/health").json, {}, "/health has nothing to add")
 
 with tap.section("asleep and awake"), Stack(engine=SLEEPY, host="64M") as s:
@@ -134,7 +134,7 @@ with tap.section("the disk alone"), Stack(engine=SLEEPY, store=True) as s:
     # The rest only while the disk is quicker than computing.
     tap.ok(got[0][1] > 100, "the first prefix comes from the disk", got)
 
-with tap.section("a probe is nobody's request"), Stack(engine=SLEEPY) as s:
+with tap.section("a probe is no request"), Stack(engine=SLEEPY) as s:
     def probed():
         s.get("/health?deep=1")
         time.sleep(0.2)
@@ -219,7 +219,7 @@ if cpu:
         tap.ok(got[4][0] == 503 and "memory" in got[4][1], "/health was 503 and said why", got[4])
         tap.ok("cannot wake" in s.engine.said(), "so does the log")
         tap.ok(s.engine.said().count("cannot wake") <= 2, "now and then")
-        tap.ok(s.idle(), "nobody waits")
+        tap.ok(s.idle(), "no request waits")
         tap.ok(until(lambda: s.get("/health").json == {"state": "asleep"}, 10),
                "it sleeps on, and is healthy")
         tap.eq(s.metric("quire:requests_rejected_total"), 3, "three were refused")
@@ -235,7 +235,7 @@ if cpu:
         tap.ok(got[1] > 100, "the prefix is still in host memory")
         tap.eq((s.engine.pid, s.engine.exits), (pid, []), "the same process all the time")
 
-        # SIGTERM while somebody waits for it to wake: the next engine has memory.
+        # SIGTERM while a request waits for it to wake: the next engine has memory.
         tap.ok(falls_asleep(s), "it sleeps again")
         starve(s)
 
@@ -248,7 +248,7 @@ if cpu:
             s.engine.kill(signal.SIGTERM)  # twice: now
             return None
         got = crowd(2, ended)[0]
-        tap.eq(got[0], want[0], "SIGTERM while waking: who waited is served by the next engine")
+        tap.eq(got[0], want[0], "SIGTERM while waking: requests that waited are served by the next engine")
         tap.ok(got[1] > 100, "from host memory")
         tap.eq(s.engine.exits, [0], "the first ended with 0")
 
@@ -272,7 +272,7 @@ if cpu:
         tap.eq(ask(s, 0)[0], want[0], "and says the same")
         tap.eq(s.engine.exits, [0, 0], "without another start")
 
-    # While it wakes, those who will run at once do not count as a queue.
+    # While it wakes, requests that will run at once do not count as a queue.
     with tap.section("a crowd that waits"), \
             Stack(engine=SLEEPY + ["--max-num-queued-reqs", "4"]) as s:
         tap.ok(falls_asleep(s), "it sleeps")
@@ -420,7 +420,7 @@ with tempfile.NamedTemporaryFile("w", suffix=".key") as key_file:
                "and is not disturbed")
         errors = {k: v for k, v in s.metrics().items()
                   if k.startswith("vllm:request_success_total") and "error" in k}
-        tap.eq(sum(errors.values()), 0, "what operators ask for in vain is nobody's failed request")
+        tap.eq(sum(errors.values()), 0, "an operator's order in vain is no failed request")
     with tap.section("an operator's word and copies that never end"), \
             Stack(engine=["--sleep-after-s", "31536000", "--max-model-len", "400"], host="64M",
                   front=["--admin-key-file", key_file.name],
@@ -432,5 +432,5 @@ with tempfile.NamedTemporaryFile("w", suffix=".key") as key_file:
     with tap.section("never"), Stack(front=["--admin-key-file", key_file.name]) as s:
         tap.eq(order(s, "/sleep")[1]["error"]["code"], "sleep_unavailable",
                "without sleep_after_s there is no sleep")
-        tap.eq(order(s, "/wake_up")[0], 200, "to wake who is awake is no error")
+        tap.eq(order(s, "/wake_up")[0], 200, "to wake an engine that is awake is no error")
 tap.done()

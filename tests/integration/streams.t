@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """200 concurrent streams through nginx on two cores, each complete and in order; a client that
-stops reading harms nobody; a full server says 429 before any byte; an idle one is idle."""
+stops reading harms no other; a full server says 429 before any byte; an idle one is idle."""
 
 import json
 import os

@@ -200,7 +200,7 @@ check "www-data cannot ask a front" "$(connect SOCK_STREAM /run/quire-front/1.so
 check "nor can it ask the engine" "$(connect SOCK_SEQPACKET /run/quire/engine.sock "$www")" "Permission denied"
 check "nor can an operator of the group quire" \
     "$(connect SOCK_SEQPACKET /run/quire/engine.sock "$www" "$(gid quire)")" "Permission denied"
-check "who has the socket's group can" \
+check "a user of the socket's group can" \
     "$(connect SOCK_SEQPACKET /run/quire/engine.sock "$www" "$(gid quire-socket)")" connected
 check "a front's process cannot open what the engine keeps" \
     "$(nsenter -t "$(systemctl show -P MainPID quire-front@1)" -m -S 65534 -G "$(gid quire-socket)" \

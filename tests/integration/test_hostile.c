@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Goal: a front that writes anything it likes into its lane harms nobody: the engine refuses or
+ * Goal: a front that writes anything it likes into its lane harms no other: the engine refuses or
  * drops it, lives, and serves a well-behaved front beside it. Method: a real quire-engine with
  * the demo model; hostile fronts attach one after another and scribble; an honest one asks. */
 #include <fcntl.h>
@@ -243,7 +243,7 @@ static float extreme(unsigned *seed, float low, float high)
     return v < low ? low : v > high ? high : v;
 }
 
-/* Within the engine's bounds, and nobody's wish: what overflows on the way to a token. */
+/* Within the engine's bounds, and of no use: what overflows on the way to a token. */
 #define EXTRA_MAX 8192 /* words behind a request: biases, then a set of the vocabulary */
 
 static struct wire_request extreme_request(unsigned *seed, uint32_t n_vocab, int32_t *extra)

@@ -4,7 +4,7 @@ calls must come and must be valid, streamed or not, hot or cold, required or nam
 goes back and the model answers. The same through every API.
 
 The tools are those that the model was taught (tools/demo-model/generate.py makes them), every other
-with parameters that nobody taught it. SEED=n asks others. Some of them again, every tool strict,
+with parameters that it was not trained on. SEED=n asks others. Some of them again, every tool strict,
 with a twin of the model that has 128,256 tokens."""
 
 import json
@@ -195,7 +195,7 @@ def one(s, i):
 
 def round_trips(s, n=N):
     results = []
-    at_once = min(10, n) if DEVICE == "cpu" else 1  # elsewhere draws hang on who else is in the step
+    at_once = min(10, n) if DEVICE == "cpu" else 1  # elsewhere draws depend on the other sequences of the step
     for first in range(0, n, at_once):
         results += crowd(at_once, lambda k: one(s, first + k))
     broken = [

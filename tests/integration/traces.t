@@ -44,7 +44,7 @@ class Collector:
                     outer.n_posts += 1
                     if outer.status == 200:
                         outer.take(self.path, self.headers, body)
-                with contextlib.suppress(OSError):  # after a hang nobody listens
+                with contextlib.suppress(OSError):  # after a hang there is no listener
                     self.send_response(outer.status)
                     self.send_header("Content-Length", "2")
                     self.end_headers()

@@ -130,7 +130,7 @@ try:
             take_over(s, OTHER, programs, lambda: s.engine.kill(signal.SIGTERM),
                       "the engine is restarted")
             tap.eq(set(s.engine.exits) | set(e for f in s.fronts for e in f.exits), {0},
-                   "nobody had to be killed")
+                   "no process had to be killed")
             said = s.fronts[0].said()
             tap.ok("are of different builds" in said and "another build: stopping" in said,
                    "the front says why it goes", said[-1500:])
@@ -194,7 +194,7 @@ try:
         time.sleep(0.3)
         s.fronts[1].kill(signal.SIGCONT)
         waits.join()
-        tap.eq(waited, [200] * 40, "fronts whose file comes after the engine: nobody is lost")
+        tap.eq(waited, [200] * 40, "fronts whose file comes after the engine: no request is lost")
 finally:
     shutil.rmtree(programs, ignore_errors=True)
 tap.done()

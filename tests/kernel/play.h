@@ -29,7 +29,7 @@ struct play_thread {
     bool done;
     int n_met;     /* how often it has waited for others */
     int n_all;     /* how often for all of the block */
-    float told[2]; /* to them, in turns: nobody is two ahead of whom he waits for */
+    float told[2]; /* to them, in turns: no thread is two ahead of one that it waits for */
 };
 
 static struct {
@@ -71,7 +71,7 @@ static void play_begin(int i)
     makecontext(&t->context, play_thread_main, 0);
 }
 
-/* All threads of a block to their ends; a round in which nobody gets on is a fault. */
+/* All threads of a block to their ends; a round without any progress is a fault. */
 static void play_block(void)
 {
     int n_left = play.n_threads;

@@ -3,8 +3,8 @@
  * Attention of chunks against its reference: head sizes, groups, pages, windows, prefixes and
  * lengths around the limits of tiles and blocks; a table and random cases.
  *
- * All that is nobody's is NaN: the rest of a last page, free pages, the other layer, pages in front
- * of a window; page ids behind a sequence's last page and in front of a window are nonsense. Twice
+ * All that belongs to no sequence is NaN: the rest of a last page, free pages, the other layer,
+ * pages in front of a window; page ids behind a sequence's last page and in front of a window are nonsense. Twice
  * the same bits, and a sequence by itself has the bits that it has in a crowd. Of long cases a
  * sample of tokens is compared. */
 #include "tests/kernel/gpu.h"
@@ -100,7 +100,7 @@ static int first_page(const struct chunk_case *c, int s)
     return c->window > 0 && first >= c->window ? (first - c->window + 1) / c->page_tokens : 0;
 }
 
-/* Tokens, and pages in random order; one page in eight is nobody's. */
+/* Tokens, and pages in random order; one page in eight belongs to no sequence. */
 static void place(struct chunk_run *r)
 {
     const struct chunk_case *c = r->c;

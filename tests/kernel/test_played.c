@@ -177,7 +177,7 @@ static void check_case(size_t shape, enum k_type type, enum norming norming)
     check_reference(name);
     if ((s.kv.head_dim == 128 || s.kv.head_dim == 256) && norming != NORMS_AFTER)
         check_decode(name);
-    if (!ok(played_fault() == NULL, "%s: nobody waits in vain", name))
+    if (!ok(played_fault() == NULL, "%s: no thread waits in vain", name))
         printf("# %s\n", played_fault());
     close_case();
 }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Goal: systemd and nginx accept what is installed. Method: their own checkers; and the lines of
-# nginx's files whose loss nobody would notice at once.
+# nginx's files whose loss would not be noticed at once.
 set -u
 src=$(cd "${srcdir:-.}" && pwd)
 n=0 bad=0
@@ -144,7 +144,7 @@ check "the fronts' sockets are for quire's nginx: what else runs as www-data has
         want "$(made "$(dirname "$listen")")" "0710 root quire-nginx" "tmpfiles, $(dirname "$listen")"
         grep -n '^m .* quire-nginx' "$src/systemd/quire.sysusers"
         grep -rnE '^[^#]*www-data' "$src/systemd" "$src/nginx")"
-check "who is named is made" \
+check "users that are named are made" \
     "$({ sed -nE 's/^(User|Group|SupplementaryGroups|SocketUser|SocketGroup)=//p' "$src"/systemd/*.in \
             "$src"/systemd/*.socket | tr ' ' '\n'; awk '$1 == "d" { print $4; print $5 }' \
             "$src/systemd/quire.tmpfiles"; } | sort -u | grep -vxE 'root|quire-front' | while read -r name; do

@@ -178,7 +178,7 @@ static bool post_read_status(int fd, int *status, uint64_t until_us)
     return *status >= 100 && *status <= 599;
 }
 
-/* Read the rest of the answer, which nobody needs: a collector that cannot write it would log an
+/* Read the rest of the answer, which is not needed: a collector that cannot write it would log an
  * error. It closes the connection behind it. */
 static void post_drain(int fd, uint64_t until_us)
 {

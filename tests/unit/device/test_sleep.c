@@ -67,7 +67,7 @@ static void check_unprepared(void)
     if (device_cpu_open(&d, 1) != ERR_OK)
         return;
     ok(d->ops->alloc_constant(d, 100) != NULL && d->ops->alloc_scratch(d, 100) != NULL,
-       "who never sleeps allocates as ever");
+       "a device that never sleeps allocates as ever");
     ok(d->sleeping_bytes == 0 && d->allocated_bytes == 200, "and gives nothing back");
     device_close(d);
 }

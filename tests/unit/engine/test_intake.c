@@ -372,7 +372,7 @@ static void test_cancelled(void)
     peer_await(&peers[0], 1, &answers[1]);
     read_all(&peers[0], 3);
     ok(answers[0].n_tokens == n && answers[2].n_out == 1, "no record comes after an end");
-    ok(is_whole(w, &answers[1], 20, 1, 40), "who ran beside it has all his tokens");
+    ok(is_whole(w, &answers[1], 20, 1, 40), "the sequence beside it has all its tokens");
     clear_answers();
     start(&peers[0], 0, peer_request(20, 8), 0);
     start(&peers[0], 2, peer_request(20, 8), 2);

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Goal: the scheduler never exceeds a budget, starves nobody, loses no page, and preemption
+ * Goal: the scheduler never exceeds a budget, starves no sequence, loses no page, and preemption
  * and prefix sharing do not change what a sequence computes. Method: simulation of many
  * thousand steps with random arrivals over a small pool, invariants checked on the way. Pages have
- * contents there: a digest of all tokens up to each place, which who computes on must find. */
+ * contents there: a digest of all tokens up to each place, which a sequence that computes on must
+ * find. */
 #include <stdio.h>
 
 #include "base/mem.h"
@@ -375,7 +376,7 @@ static void test_simulation(const struct contents_kind *kind, struct sizes sizes
     is_int(pages_free(w.pages), sizes.n_pages, "and all pages came back");
     ok(w.n_limited == 0 || sizes.target_ms != 0, "a target limited %u steps", w.n_limited);
     n_limited += w.n_limited;
-    ok(longest_wait < 3000, "nobody waited longer than 3000 steps (%d)", longest_wait);
+    ok(longest_wait < 3000, "no sequence waited longer than 3000 steps (%d)", longest_wait);
     ok(w.sched.tables.n_parts > 0 || w.sched.tables.n_snapshots > 0,
        "pages were copied for their first tokens, or snapshots taken");
     ok(w.sched.n_prefix_hits > 0, "and prompts found some of theirs");
@@ -388,7 +389,7 @@ static void test_simulation(const struct contents_kind *kind, struct sizes sizes
     world_close(&w);
 }
 
-/* While a step is under way, those who come first take the pages that a long prompt counted on. It
+/* While a step is under way, the first new ones take the pages that a long prompt counted on. It
  * cannot be preempted then: it waits until the step has ended. */
 static void test_under_way(void)
 {
@@ -568,7 +569,7 @@ static void test_paused(void)
     slow->paused = true;
     sched_plan(&w.sched);
     ok(slow->state == SEQ_WAITING && slow->n_planned == 0, "a paused sequence is not admitted");
-    is_int(other->n_planned, 10, "and holds up nobody");
+    is_int(other->n_planned, 10, "and holds up no other");
     slow->paused = false;
     sched_plan(&w.sched);
     ok(slow->state == SEQ_RUNNING && slow->n_planned > 0, "until there is room again");
@@ -645,7 +646,7 @@ static void test_blocked(void)
     world_close(&w);
 }
 
-/* Two tenants, one of whom always has many more requests waiting. */
+/* Two tenants, one of which always has many more requests waiting. */
 static void test_fair(void)
 {
     struct world w;
@@ -697,12 +698,12 @@ static void test_fair_tokens(void)
         (void)world_step(&w);
     }
     ok(tokens[0] * 10 >= tokens[1] * 8 && tokens[1] * 10 >= tokens[0] * 8,
-       "of one who talks and one who reads each has its share (%llu and %llu)",
+       "of one that decodes and one with prompts each has its share (%llu and %llu)",
        (unsigned long long)tokens[0], (unsigned long long)tokens[1]);
     world_close(&w);
 }
 
-/* Always new tenants, each with one request: one who was served a moment ago has his turn, too. */
+/* Always new tenants, each with one request: one that was served a moment ago has its turn, too. */
 static void test_newcomers(void)
 {
     struct world w;
@@ -729,7 +730,7 @@ static void test_newcomers(void)
         (void)world_step(&w);
         steps++;
     }
-    ok(steps < 200, "%d newcomers went before one who had been served much (%d steps)", n, steps);
+    ok(steps < 200, "%d new ones went before one that had been served much (%d steps)", n, steps);
     world_close(&w);
 }
 
@@ -756,7 +757,7 @@ static void test_tenants(void)
     (void)world_ask(&w, b, 20, 4, 0, 2);
     second = world_ask(&w, a, 20, 4, 0, 1);
     ok(steps_to_first(&w, first, 50) > 0 && steps_to_first(&w, second, 12) > 0,
-       "one who was away does not go first for ever");
+       "one that was away does not go first for ever");
     world_close(&w);
 
     world_open(&w, 300, 64, 4, 9);
@@ -798,7 +799,8 @@ static void test_bounds(void)
     ok(n_reqs == 1 && n_tokens == 15, "before another's no more is served than it brings");
     tenants_ahead(&t, 0, 15, &n_reqs, &n_tokens);
     ok(n_reqs == 12 && n_tokens == 120, "and before the next of the same all that it has");
-    ok(tenants_push_out(&t, 0, 10, WIRE_REFUSED_REQUESTS) == NULL, "nobody goes for one's own");
+    ok(tenants_push_out(&t, 0, 10, WIRE_REFUSED_REQUESTS) == NULL,
+       "none goes for the tenant's own");
     for (int i = 11; i > 5; i--) {
         struct seq *q = tenants_push_out(&t, b, 10, WIRE_REFUSED_REQUESTS);
 
@@ -829,7 +831,7 @@ static void test_bounds(void)
         tenants_add(&t, &seqs[i]);
     }
     ok(tenants_push_out(&t, b, 10, WIRE_REFUSED_REQUESTS) == &seqs[9],
-       "then one goes of who has most of what may");
+       "then one goes of the tenant with most of those that may");
     tenants_check(&t);
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Goal: scheduler and tiers together lose no page that they could keep, and nobody computes on
+ * Goal: scheduler and tiers together lose no page that they could keep, and no sequence computes on
  * from a wrong one. Method: agents (conversations of many turns behind a few long prefixes, with
  * time to think) served for STEPS steps (300,000) by the real sched.c, pages.c, tiers.c and
  * host.c. The device is simulated: its pages hold digests of all tokens up to each place, its
@@ -145,7 +145,7 @@ static uint32_t asked_oracle(const struct asked *t, uint32_t room)
         n_held += !held;
         at[id] = next[i];
         if (next[i] == NEVER)
-            n_held--; /* nobody asks again: it needs no room */
+            n_held--; /* it is not asked for again: it needs no room */
         else
             heap_push(&h, (struct ahead){.next = next[i], .id = id});
         while (n_held > room) {
@@ -602,7 +602,7 @@ static void save_all(struct world *w)
     must(!tiers_have_work(&w->e));
 }
 
-/* More pages are asked for at once than there are places for loads: nobody computes for that what
+/* More pages are asked for at once than there are places for loads: no sequence computes what
  * the host tier has. */
 static void test_many_at_once(void)
 {
@@ -681,6 +681,6 @@ int main(void)
     simulate_groups(n / 5);
     simulate(2000, 24000, n, 0.98); /* room for what users come back to */
     simulate(2000, 12000, n / 4, 0.93);
-    simulate(2000, 6000, n / 4, 0.77); /* nobody who does not know who comes back is much nearer */
+    simulate(2000, 6000, n / 4, 0.77); /* no rule that does not know the future is much nearer */
     return tap_done();
 }

@@ -81,7 +81,7 @@ static void test_cache(void)
     compiled_unref(b);
     compiled_unref(c);
     compiled_cache_fini(&s);
-    ok(fcntl(a->sealed, F_GETFD) != -1, "who holds one has it beyond the cache");
+    ok(fcntl(a->sealed, F_GETFD) != -1, "a holder has it beyond the cache");
     compiled_unref(a);
     is_int(count_fds(), before, "no descriptor is left");
 }
@@ -359,7 +359,7 @@ static void test_lost(void)
     is_int(next_upload(ends[1], &upload, &bytes), WIRE_VOCABULARY, "lost: the vocabulary again");
     must_ok(uploads_claim(&o, ends[0], st, &third));
     is_int(next_upload(ends[1], &upload, &bytes), WIRE_AUTOMATON, "and the form");
-    ok(second == first && third != first && upload.idx == third, "where nobody names another");
+    ok(second == first && third != first && upload.idx == third, "where none names another");
     uploads_lose(&o, second);
     uploads_release(&o, second);
     must_ok(uploads_claim(&o, ends[0], st, &second));

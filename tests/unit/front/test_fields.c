@@ -61,7 +61,7 @@ static const struct {
     {"{\"return_token_ids\":true,\"cache_salt\":\"a\",\"truncate_prompt_tokens\":-1}", BOTH},
     {"{\"documents\":[],\"request_id\":\"not a name\"}", CHAT},
     {"{\"stream\":true,\"stream_options\":{\"continuous_usage_stats\":true}}", BOTH},
-    /* What nobody knows, and what the other endpoint knows. */
+    /* Unknown fields, and those of the other endpoint. */
     {"{\"colour\":1,\"\":1,\"Model\":\"demo\"}", BOTH},
     {"{\"prompt\":\"a\"}", CHAT},
     {"{\"messages\":[],\"max_completion_tokens\":5}", TEXT},

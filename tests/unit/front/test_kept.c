@@ -472,7 +472,7 @@ static void test_thread(void)
     kept_close(k);
     must_ok(kept_open(&k, folder, 2 * MIB, 1, fd));
     is_int(kept_read(k, &r.name, &a, &r), ERR_OK,
-           "what nobody waits for is written before the end");
+           "answers without a reader are written before the end");
     is_int(kept_remove(k, &r.name), ERR_OK, "and removed");
     is_int(kept_remove(k, &r.name), ERR_NOT_FOUND, "once");
     kept_close(k);

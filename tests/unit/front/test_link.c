@@ -456,7 +456,7 @@ static void test_random_bounds(unsigned seed)
         enum wire_refusal want = WIRE_NOT_REFUSED, got;
 
         if (random_next(&seed) % 4 == 0 && n_queued < 8) {
-            slots[n_queued++] = queue(&w, TENANTS); /* one who asks for nothing here */
+            slots[n_queued++] = queue(&w, TENANTS); /* one that asks for nothing here */
         } else if (n_queued == 8) {
             good = engine_takes(&w) == n_queued;
             while (n_queued > 0)
@@ -502,27 +502,27 @@ static void test_hostile_page(void)
 
 static void test_turns_away(void)
 {
-    static const int nobody[2] = {0, 0}, others[2] = {0, 2}, doubt[2] = {2, 2};
+    static const int none[2] = {0, 0}, others[2] = {0, 2}, doubt[2] = {2, 2};
     struct wire_request r = request_of(0);
     struct world w;
     const _Atomic uint32_t *counts;
 
     world_init(&w);
-    is_int(link_turns_away(&w.link, r.tenant), 0, "without an engine nobody is turned away");
+    is_int(link_turns_away(&w.link, r.tenant), 0, "without an engine none is turned away");
     world_close(&w);
     world_open(&w, 8);
     counts = w.lane.shared->refused;
-    engine_waiting(&w, nobody, 2);
+    engine_waiting(&w, none, 2);
     atomic_store(&w.lane.shared->retry_after_s, 17);
     engine_room(&w, 1, 0, 9);
-    is_int(link_turns_away(&w.link, r.tenant), 0, "with room for one nobody is turned away");
+    is_int(link_turns_away(&w.link, r.tenant), 0, "with room for one none is turned away");
     engine_room(&w, 0, PLENTY, 9);
     is_int(link_turns_away(&w.link, r.tenant), 17, "without it everybody, with the engine's time");
     is_int(atomic_load(&counts[WIRE_REFUSED_REQUESTS]), 1, "and is counted where the engine looks");
     atomic_store(&w.lane.shared->retry_after_s, 0);
     is_int(link_turns_away(&w.link, r.tenant), 1, "the time is never 0");
     engine_waiting(&w, others, 2);
-    is_int(link_turns_away(&w.link, r.tenant), 0, "not one for whom another gives way");
+    is_int(link_turns_away(&w.link, r.tenant), 0, "not one for which another gives way");
     engine_waiting(&w, doubt, 2);
     is_int(link_turns_away(&w.link, r.tenant), 0, "nor in doubt");
     link_count_refused(&w.link, WIRE_REFUSED_TENANT);
@@ -533,7 +533,7 @@ static void test_turns_away(void)
                                           : 0,
                "the count of reason %d", i);
     link_lost(&w.link, 5);
-    is_int(link_turns_away(&w.link, r.tenant), 0, "nobody after the engine is gone");
+    is_int(link_turns_away(&w.link, r.tenant), 0, "none after the engine is gone");
     world_close(&w);
 }
 
@@ -691,7 +691,7 @@ static void test_lost(void)
     ok(!link_try(&w.link, 4999), "it is not looked for before the loss");
     ok(attempt(&w, 20, FLAW_NONE, 5000), "the next engine is found at once");
     is_int(w.link.n_free, 20, "with all slots of its lane");
-    is_int(held_of(&w.link, 0) + held_of(&w.link, 1), 0, "of which nobody holds any");
+    is_int(held_of(&w.link, 0) + held_of(&w.link, 1), 0, "of which none is held");
     atomic_store(&w.lane.shared->room_reqs, PLENTY);
     atomic_store(&w.lane.shared->room_tokens, PLENTY);
     is_int(take_all(&w, 1), 16, "and the share is of the new number");

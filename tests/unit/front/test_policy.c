@@ -25,8 +25,9 @@ static void test_isolate(void)
     ok(same_salt(isolated("a", 1), isolated("a", 1)), "a tenant has one namespace a salt");
     ok(!same_salt(isolated("a", 1), isolated("b", 1)), "not another's");
     ok(!same_salt(isolated("a", 1), isolated("a", 2)), "not another salt's");
-    ok(!same_salt(isolated("a", 0), isolated("", 0)), "and not nobody's");
-    ok(same_salt(isolated("", 1), (struct wire_request){.salt = {1}}), "who has his salt alone");
+    ok(!same_salt(isolated("a", 0), isolated("", 0)), "and not that of none");
+    ok(same_salt(isolated("", 1), (struct wire_request){.salt = {1}}),
+       "one that has its salt alone");
 }
 
 int main(void)

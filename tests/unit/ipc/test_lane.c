@@ -329,7 +329,7 @@ static void test_wake(void)
         atomic_store(&w.p.front.shared->engine_sleeping, 1);
         lane_cancel(&w.p.front, 0, WIRE_CLIENT_GONE);
     }
-    ok(true, "10000 wake-ups that nobody reads block nobody");
+    ok(true, "10000 wake-ups that are not read block no sender");
     must_ok(lane_take_wakes(w.ends[0]));
     (void)close(w.ends[1]);
     for (int i = 0; i < 1000 && rc == ERR_OK; i++)
@@ -459,7 +459,7 @@ static void *attach_front(void *context)
     return &rc;
 }
 
-/* What stands at a path is only removed when it is a socket that nobody serves. */
+/* What stands at a path is only removed when it is a socket without a server. */
 static void test_paths(const char *folder)
 {
     struct sockaddr_un a = {.sun_family = AF_UNIX};
@@ -507,7 +507,7 @@ static void test_attach(void)
     (void)pthread_create(&thread, NULL, attach_front, sock);
     for (int i = 0; i < 2000 && attach_accept(&listener, &fd, &pid, &uid) != ERR_OK; i++)
         clock_sleep_us(1000);
-    is_int(pid, getpid(), "the kernel says who attaches");
+    is_int(pid, getpid(), "the kernel names the process that attaches");
     for (int i = 0; i < 2000 && attach_read_hello(fd, &visitor) == ERR_AGAIN; i++)
         clock_sleep_us(1000);
     must_ok(lane_create(&l, &fds[ATTACH_LANE], N_SLOTS, 4096, 1, (uint32_t)pid));
@@ -535,7 +535,7 @@ static void test_attach(void)
     (void)rmdir(path);
 }
 
-/* An engine that hangs accepts nobody: those who ask must not hang with it. */
+/* An engine that hangs accepts no connection: fronts must not hang with it. */
 static void test_attach_hung(void)
 {
     char path[] = "/tmp/quire-test-XXXXXX";

@@ -6,7 +6,7 @@
 #include "kernels/product_cut.h"
 #include "tests/tap.h"
 
-/* Everything is covered once, and whoever shares a tile runs at the same time. */
+/* Everything is covered once, and CTAs that share a tile run at the same time. */
 static bool covers(const struct product_cut *c, int n_sms)
 {
     int tail = c->tail_rows > 0 ? c->tail_rows : c->rows, n_tail = c->n_tiles - c->n_whole;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Goal: the rings of sm90_product.cu neither stop nor are filled while somebody reads,
- * whoever is late. Two CTAs that share a tile are sent what they wait for, neither over what is
- * still read nor when they have gone. Method: their protocol, played for cuts that product_cut_of()
+ * Goal: the rings of sm90_product.cu neither stop nor are filled while they are read,
+ * whichever part is late. Two CTAs that share a tile are sent what they wait for, neither over what
+ * is still read nor when they have gone. Method: their protocol, played for cuts that product_cut_of()
  * makes: a producer and eight warps as coroutines, which a seeded scheduler lets go on in any
  * order, some of them seldom; copies and sums arrive out of order. Which stage, round and turn
  * comes next is the kernel's own code (product_ring.h); the contents of stages and the waits are
@@ -60,7 +60,7 @@ struct cta {
 static struct {
     struct product_cut c;
     int n, tiles, first_stages, n_ctas;
-    bool direct; /* ends of tiles in registers: nobody meets */
+    bool direct; /* ends of tiles in registers: no CTAs meet */
     struct cta ctas[2];
     int n_begun; /* agents that have arrived at the cluster's first barrier */
     long happened;
@@ -120,7 +120,7 @@ static void load(struct cta *k, bool is_x, int stage, int what)
     k->copies[k->n_copies++] = (struct copy){is_x, stage, what};
 }
 
-/* --- who orders ------------------------------------------------------------------------- */
+/* --- loads ----------------------------------------------------------------------------- */
 
 /* The number of a step among all of the CTA's, whose tiles are 0, n_groups, ... */
 static int number_of(const struct cta *k, struct ring_step at)
@@ -146,14 +146,14 @@ static void load_x(struct cta *k, struct ring_stage *to, struct ring_step *x)
     next_step(k, x);
 }
 
-/* Before anything else: nobody has the stages yet. */
+/* Before anything else: the stages are free. */
 static void begin_stages(struct cta *k)
 {
     for (int i = 0; i < s.first_stages; i++)
         load(k, false, i, i);
 }
 
-/* Where one more stage would go nobody reads any more: the other CTA may send its sums there. */
+/* The place of one more stage is not read any more: the other CTA may send its sums there. */
 static void tell_other(struct cta *k, struct ring_stage next)
 {
     struct cta *other = &s.ctas[k->rank ^ 1];
@@ -164,7 +164,7 @@ static void tell_other(struct cta *k, struct ring_stage next)
         fail("sums are sent to another stage");
     await(&k->empty[next.at], next.parity);
     if (other->n_done == N_AGENTS)
-        fail("who is told has gone");
+        fail("the CTA that is told has gone");
     arrive(&other->ready);
 }
 
@@ -194,7 +194,7 @@ static void load_all(struct cta *k)
         tell_other(k, to);
 }
 
-/* --- who multiply ----------------------------------------------------------------------- */
+/* --- products -------------------------------------------------------------------------- */
 
 static void pass(struct cta *k, struct ring_stage *from, int n)
 {
@@ -321,7 +321,7 @@ static void finish_copy(struct cta *k)
     struct bar *full = c.is_x ? &k->x_full[c.stage] : &k->full[c.stage];
 
     if ((c.is_x ? k->x_readers : k->readers)[c.stage] > 0)
-        fail("a stage is filled while somebody reads it");
+        fail("a stage is filled while it is read");
     (c.is_x ? k->x : k->w)[c.stage] = c.what;
     memmove(&k->copies[i], &k->copies[i + 1], (size_t)(--k->n_copies - i) * sizeof k->copies[0]);
     full->pending--;
@@ -355,7 +355,7 @@ static void init_bars(struct bar *b, int n)
         b[i] = (struct bar){.need = n, .left = n};
 }
 
-/* late: nobody, a warpgroup, one warp, who orders, all. */
+/* late: none, a warpgroup, one warp, the one that loads, all. */
 static void begin_agent(struct cta *k, int warp, int late, int late_group)
 {
     struct agent *a = &k->agents[warp];
@@ -494,7 +494,7 @@ int main(void)
         if (fault != NULL && turn - n_good < 5)
             say_fault(turn, fault);
     }
-    ok(n_good == TURNS && n_direct > 10, "%d of %d rings come to their end, %d where nobody meets",
+    ok(n_good == TURNS && n_direct > 10, "%d of %d rings come to their end, %d where no CTAs meet",
        n_good, TURNS, n_direct);
     ok(n_shared > 50 && n_uneven > 5 && n_full > 5,
        "%d tiles were shared, %d in uneven steps; %d rings full before x came", n_shared, n_uneven,

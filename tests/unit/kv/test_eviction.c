@@ -246,7 +246,7 @@ static void test_depth(void)
     eviction_close(o);
 }
 
-/* Prompts that ask for the same share it by their starts, whoever came first; pins do not. */
+/* Prompts that ask for the same share it by their starts, whichever came first; pins do not. */
 static void test_halves(int priority, int want_first, int want_second)
 {
     struct eviction *o;

@@ -397,7 +397,7 @@ static void test_host(int rounds, unsigned seed)
 }
 
 /* A folder in memory, which is the faster place. Its lock goes with this process, however that
- * ends; tests/integration/harness.py sweeps away those that nobody holds, and may do so before this
+ * ends; tests/integration/harness.py removes those that are not locked, and may do so before this
  * one is held. */
 static bool make_folder(void)
 {

@@ -500,7 +500,7 @@ static void test_busy_flood(void)
     is_int(lost, 0, "40 floods faster than checksums take nothing that is pinned");
 }
 
-/* Dropped is not to be found, whoever is at it; and not by the next engine either. */
+/* A dropped page is not found, even while it is held; and not by the next engine either. */
 static void test_drop(void)
 {
     struct page_of p;
@@ -520,7 +520,7 @@ static void test_drop(void)
     host_hold(h, slot);
     ok(host_drop(h, &p.name) && host_find(h, &p.name, p.tokens) == -1,
        "one that is held can be dropped");
-    ok(memcmp(host_payload(h, slot), p.payload, PAGE_BYTES) == 0, "who holds it has it still");
+    ok(memcmp(host_payload(h, slot), p.payload, PAGE_BYTES) == 0, "the holder has it still");
     flood(h, 12);
     ok(memcmp(host_payload(h, slot), p.payload, PAGE_BYTES) == 0, "whatever comes meanwhile");
     host_release(h, slot);

@@ -161,7 +161,7 @@ static void test_restart(void)
     wipe();
 }
 
-/* What namespaces were asked for outlives whoever counted it. */
+/* Counts of asked namespaces outlive the process that counted. */
 static void test_rates(void)
 {
     struct store_rate rates[STORE_RATES_MAX], got[STORE_RATES_MAX];
@@ -171,7 +171,7 @@ static void test_rates(void)
         rates[i] =
             (struct store_rate){.space = (uint64_t)i << 40, .used = 7, .queries = 1000, .hits = 10};
     must_ok(open_store(&st, 100 * 16384, 1));
-    is_int(store_rates(st, got), 0, "a new store knows of nobody");
+    is_int(store_rates(st, got), 0, "a new store knows none");
     store_set_rates(st, rates, 3);
     is_int(store_rates(st, got), 3, "what was set is told");
     store_close(st);
@@ -180,7 +180,7 @@ static void test_rates(void)
        "the next life has the same, whatever its model");
     store_close(st);
     must_ok(open_store(&st, 100 * 16384, 1));
-    is_int(store_rates(st, got), 3, "they stay where nobody asks");
+    is_int(store_rates(st, got), 3, "they stay without requests");
     store_set_rates(st, rates, STORE_RATES_MAX);
     store_close(st);
     must_ok(open_store(&st, 100 * 16384, 1));
@@ -412,7 +412,7 @@ static _Noreturn void drop_and_wait(int told)
         (void)pause();
 }
 
-/* Who is told that it is quiet may be killed: what was dropped stays so. */
+/* A process that is told that the store is quiet may be killed: what was dropped stays so. */
 static void test_drop_kill(void)
 {
     int found = 0, lost = 0;
