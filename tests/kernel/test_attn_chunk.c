@@ -4,9 +4,9 @@
  * lengths around the limits of tiles and blocks; a table and random cases.
  *
  * All that belongs to no sequence is NaN: the rest of a last page, free pages, the other layer,
- * pages in front of a window; page ids behind a sequence's last page and in front of a window are nonsense. Twice
- * the same bits, and a sequence by itself has the bits that it has in a crowd. Of long cases a
- * sample of tokens is compared. */
+ * pages in front of a window; page ids behind a sequence's last page and in front of a window are
+ * nonsense. Twice the same bits, and a sequence by itself has the bits that it has in a crowd. Of
+ * long cases a sample of tokens is compared. */
 #include "tests/kernel/gpu.h"
 
 #define SEQS_MAX     8

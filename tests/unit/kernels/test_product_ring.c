@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Goal: the rings of sm90_product.cu neither stop nor are filled while they are read,
- * whichever part is late. Two CTAs that share a tile are sent what they wait for, neither over what
- * is still read nor when they have gone. Method: their protocol, played for cuts that product_cut_of()
+ * Goal: the rings of sm90_product.cu neither stop nor are filled while they are read, whichever
+ * part is late. Two CTAs that share a tile are sent what they wait for, neither over what is still
+ * read nor when they have gone. Method: their protocol, played for cuts that product_cut_of()
  * makes: a producer and eight warps as coroutines, which a seeded scheduler lets go on in any
  * order, some of them seldom; copies and sums arrive out of order. Which stage, round and turn
  * comes next is the kernel's own code (product_ring.h); the contents of stages and the waits are
