@@ -26,7 +26,9 @@
  * codes of 4 bits in records with their scales and zeros (packed.h), K_FLOAT4 e2m1 in records with
  * scales of K_E5M3: a byte without sign, (8 + its lower 3 bits) * 2^(its upper 5 - 34), at most
  * 1.875 and never 0. K_INT8 is bytes with a sign in the order of K_BYTE_AT and a scale for each
- * row, or, in groups, codes of 8 bits in records. */
+ * row, or, in groups, codes of 8 bits in records. K_U4 and K_U8 are codes in the order of a row,
+ * for the cpu device, with scales and zeros in arrays; K_U4 has two in a byte, of each 32 the first
+ * 16 in the lower halves. */
 enum k_type {
     K_BF16,
     K_E4M3,
@@ -52,6 +54,8 @@ enum k_type {
     K_FLOAT4,
     K_E5M3, /* of scales in records only */
     K_INT8,
+    K_U4,
+    K_U8,
 };
 
 /* The elements of a matrix [n_out][n_in] and the numbers that go with them:
@@ -124,6 +128,15 @@ K_BOTH struct k_format k_format_int8(enum k_type scale, int group, bool has_zero
     return format;
 }
 
+/* Codes of 4 or 8 bits in the order of a row (K_U4, K_U8), with a float32 scale, and perhaps a zero
+ * point of that type, for each 32, 64 or 128 columns. */
+K_BOTH struct k_format k_format_coded(enum k_type elem, int group, bool has_zeros)
+{
+    struct k_format format = {elem, K_F32, 1, group, has_zeros, false, false, false};
+
+    return format;
+}
+
 /* Floats of 4 bits in records, with a scale for each 16 or 32 columns of a row, and one a row. */
 K_BOTH struct k_format k_format_float4(int group)
 {
@@ -166,9 +179,9 @@ K_BOTH int k_type_block(enum k_type type)
         return 2;
     if (type == K_INT4 || type == K_FLOAT4)
         return 128; /* the columns of a record */
-    return type < K_Q4_0 || type == K_F16 || type == K_E5M3 || type == K_INT8 ? 1
-           : type < K_Q2_K                                                    ? 32
-                                                                              : 256;
+    if (type < K_Q4_0 || type == K_F16 || type == K_E5M3 || type == K_INT8 || type == K_U8)
+        return 1;
+    return type < K_Q2_K || type == K_U4 ? 32 : 256;
 }
 
 /* Bytes of a block, with its scales. */
@@ -182,7 +195,9 @@ K_BOTH int k_type_block_bytes(enum k_type type)
     case K_E8M0:
     case K_F16:
     case K_E5M3:
-    case K_INT8: break;
+    case K_INT8:
+    case K_U8: break;
+    case K_U4: return 16;
     case K_E2M1: return 1;
     case K_INT4:
     case K_FLOAT4: return 64; /* and scales, which depend on the format */
@@ -268,10 +283,16 @@ K_BOTH bool k_format_reads_half(const struct k_format *f)
     return f->elem == K_E4M3;
 }
 
-/* The zero of codes in records that have none. */
+/* Codes in the order of a row. */
+K_BOTH bool k_format_is_coded(const struct k_format *f)
+{
+    return f->elem == K_U4 || f->elem == K_U8;
+}
+
+/* The zero of codes that have none, in records or in the order of a row. */
 K_BOTH int k_format_middle(const struct k_format *f)
 {
-    return f->elem == K_INT8 ? 128 : 8;
+    return f->elem == K_INT8 || f->elem == K_U8 ? 128 : 8;
 }
 
 /* Can weights of both formats be rows of one matrix, with the scales of one after those of the

@@ -71,6 +71,8 @@ static float number(enum k_type type, const void *from, size_t i)
     case K_BF16_KEPT: memcpy((char *)&value + 2, bytes + 2 * i, 2); break;
     case K_E4M3: value = k_e4m3_value(bytes[i]); break;
     case K_INT8: value = (float)(int8_t)bytes[i]; break;
+    case K_U4: value = (float)(bytes[i / 32 * 16 + i % 16] >> i % 32 / 16 * 4 & 15); break;
+    case K_U8: value = (float)bytes[i]; break;
     case K_E8M0:
     case K_E2M1:
     case K_Q4_0:
@@ -104,7 +106,7 @@ static void run_of(float *out, const struct k_matrix *w, size_t at, int n, const
 {
     const uint8_t *bytes = (const uint8_t *)w->data + at;
 
-    if (k_type_bits(w->format.elem) == 8) {
+    if (k_type_bits(w->format.elem) == 8 && w->format.elem != K_U4) {
         for (int i = 0; i < n; i++)
             out[i] = (values[bytes[w->format.elem == K_INT8 ? K_BYTE_AT((size_t)i) : (size_t)i]] -
                       zero) *
@@ -220,16 +222,17 @@ void ref_dequantise(float *out, const struct k_matrix *w, int first, int n)
     size_t scale_cols = (size_t)k_format_scale_cols(format, w->n_in);
     int step = k_format_has_groups(format) ? format->group_cols : w->n_in;
     float values[256], whole = format->has_global ? *w->global : 1.0f;
+    float middle = k_format_is_coded(format) ? (float)k_format_middle(format) : 0.0f;
 
     if (k_format_is_packed(format)) {
         dequantise_records(out, w, first, n);
         return;
     }
-    if (k_type_block(format->elem) > 1) {
+    if (k_type_block(format->elem) > 1 && format->elem != K_U4) {
         dequantise_blocks(out, w, first, n);
         return;
     }
-    for (int i = 0; i < 256 && k_type_bits(format->elem) == 8; i++)
+    for (int i = 0; i < 256 && k_type_bits(format->elem) == 8 && format->elem != K_U4; i++)
         values[i] = number(format->elem, &(const uint8_t){(uint8_t)i}, 0);
     for (int row = first; row < first + n; row++) {
         for (int col = 0; col < w->n_in; col += step) {
@@ -239,7 +242,7 @@ void ref_dequantise(float *out, const struct k_matrix *w, int first, int n)
             if (format->group_rows > 0)
                 group = (size_t)(row / format->group_rows) * scale_cols + (size_t)(col / step);
             run_of(out, w, (size_t)row * (size_t)w->n_in + (size_t)col, some, values,
-                   format->has_zeros ? number(format->scale, w->zeros, group) : 0.0f,
+                   format->has_zeros ? number(format->scale, w->zeros, group) : middle,
                    (format->group_rows > 0 ? number(format->scale, w->scales, group) : 1.0f) *
                        whole);
             out += some;

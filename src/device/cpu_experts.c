@@ -6,7 +6,8 @@
  *     -> gate, up [route][2 * ff_dim] -> ff [route][ff_dim] -> y [route][dim] -> sums by token
  *
  * A task of a product is one expert's rows and some of its outputs, so experts without tokens are
- * not read. Each number depends on its own inputs only (cpu_math.h), and a token's results are
+ * not read; inputs of products with blocks are rounded as those of plain matrices are
+ * (cpu_round.h). Each number depends on its own inputs only (cpu_math.h), and a token's results are
  * added in the order of its slots; so a token has the same bits whatever the others are. */
 #include "config.h"
 
@@ -16,44 +17,53 @@
 
 #include "base/must.h"
 
-#define OUTS_A_TASK 32 /* as in device_cpu.c */
-
 /* One product of all experts: rows of a sorted route are those of its expert's matrix. */
 struct expert_job {
-    const struct cpu_math *math;
+    struct cpu *cpu;
     const int32_t *starts;    /* of k_sorted */
     const int32_t *touched;   /* experts with routes */
     const struct k_matrix *w; /* of all experts */
     const float *bias;        /* likewise [experts][n_out], or NULL */
     int n_out;                /* of one expert */
     int n_out_tasks;
+    bool rounds; /* x is read as rounded rows */
     float *y;
     const float *x;
 };
+
+/* Experts in k_format_mxfp4() are apart by more than their rows (mxfp4.h). */
+static struct cpu_matmul cpu_expert_product(const struct expert_job *job, int expert)
+{
+    struct cpu_matmul m = cpu_product_of(job->w, expert * job->n_out, job->n_out);
+
+    if (k_format_is_mxfp4(&job->w->format))
+        m.w = (const char *)job->w->data + (size_t)expert * k_mxfp4_bytes(job->n_out, job->w->n_in);
+    return m;
+}
 
 /* Neighbouring tasks have the same expert and the next outputs. */
 static void cpu_expert_task(void *arg, int task, int worker)
 {
     const struct expert_job *job = arg;
     int expert = job->touched[task / job->n_out_tasks];
-    int first = job->starts[expert], out = task % job->n_out_tasks * OUTS_A_TASK;
+    int first = job->starts[expert], out = task % job->n_out_tasks * CPU_OUTS;
     size_t n_in = (size_t)job->w->n_in, n_out = (size_t)job->n_out;
-    size_t row_bytes = cpu_row_bytes(job->w);
-    const struct cpu_matmul product = {
-        .y = job->y + (size_t)first * n_out,
-        .x = job->x + (size_t)first * n_in,
-        .w = (const char *)job->w->data + (size_t)expert * n_out * row_bytes,
-        .type = cpu_type_of(job->w),
-        .w_bytes = row_bytes,
-        .n_in = job->w->n_in,
-        .n_out = job->n_out,
-        .row_last = job->starts[expert + 1] - first,
-        .out_first = out,
-        .out_last = out + OUTS_A_TASK < job->n_out ? out + OUTS_A_TASK : job->n_out,
-    };
+    struct cpu_matmul product = cpu_expert_product(job, expert);
 
-    (void)worker;
-    job->math->matmul(&product);
+    product.y = job->y + (size_t)first * n_out;
+    product.x = job->x + (size_t)first * n_in;
+    product.row_last = job->starts[expert + 1] - first;
+    product.out_first = out;
+    product.out_last = out + CPU_OUTS < job->n_out ? out + CPU_OUTS : job->n_out;
+    if (job->rounds) {
+        const uint8_t *rows = job->cpu->experts.rounded;
+        const struct cpu_rounded rounded = {product, rows + (size_t)first *
+                                                                cpu_round_row_bytes(job->w->n_in)};
+
+        job->cpu->round->matmul(&rounded);
+    } else {
+        cpu_multiply_part(job->cpu, &product, worker);
+    }
     for (int row = 0; row < product.row_last && job->bias != NULL; row++) {
         for (int i = out; i < product.out_last; i++)
             product.y[(size_t)row * n_out + (size_t)i] +=
@@ -61,20 +71,34 @@ static void cpu_expert_task(void *arg, int task, int worker)
     }
 }
 
+/* Round the inputs of a route. */
+static void cpu_round_task(void *arg, int route, int worker)
+{
+    const struct expert_job *job = arg;
+    int n_in = job->w->n_in;
+
+    (void)worker;
+    job->cpu->round->rows(job->cpu->experts.rounded + (size_t)route * cpu_round_row_bytes(n_in),
+                          job->x + (size_t)route * (size_t)n_in, 1, n_in);
+}
+
 /* y = x * transpose(w) + bias of each touched expert. */
 static void cpu_run_experts(struct cpu *c, float *y, const float *x, const struct k_matrix *w,
                             const void *bias, const struct k_experts *e, int n_touched)
 {
-    struct expert_job job = {.math = c->math,
+    struct expert_job job = {.cpu = c,
                              .starts = c->experts.sorted.starts,
                              .touched = c->experts.touched,
                              .w = w,
                              .bias = bias,
                              .n_out = w->n_out / e->n,
+                             .rounds = c->round != NULL && cpu_round_reads(cpu_type_of(w)),
                              .y = y,
                              .x = x};
 
-    job.n_out_tasks = (job.n_out + OUTS_A_TASK - 1) / OUTS_A_TASK;
+    if (job.rounds)
+        pool_run(c->pool, cpu_round_task, &job, job.starts[e->n]);
+    job.n_out_tasks = (job.n_out + CPU_OUTS - 1) / CPU_OUTS;
     pool_run(c->pool, cpu_expert_task, &job, n_touched * job.n_out_tasks);
 }
 
@@ -92,36 +116,69 @@ static void cpu_route(struct device *d, const struct device_experts *e, int n)
     ref_choose(&cpu->experts.routes, cpu->experts.logits, e->router, n);
 }
 
-/* List the experts that have routes, and copy rows of x in the order of routes. */
-static int cpu_gather(struct cpu *c, const struct device_experts *e)
-{
-    const struct k_sorted *sorted = &c->experts.sorted;
-    size_t dim = (size_t)e->experts->in.n_in;
-    int n_touched = 0;
+/* Work on one route or one token. */
+struct mixing_job {
+    struct cpu_experts *own;
+    const struct device_experts *e;
+    const struct k_combining *combining;
+    float *out;
+};
 
-    for (int i = 0; i < e->experts->n; i++) {
-        if (sorted->starts[i + 1] > sorted->starts[i])
-            c->experts.touched[n_touched++] = i;
-    }
-    for (int32_t at = 0; at < sorted->starts[e->experts->n]; at++)
-        memcpy(c->experts.x + (size_t)at * dim,
-               (const float *)e->x + (size_t)(sorted->routes[at] / e->router->n_used) * dim,
-               dim * sizeof(float));
-    return n_touched;
+/* Copy a row of x to its place in the order of routes. */
+static void cpu_gather_task(void *arg, int place, int worker)
+{
+    const struct mixing_job *job = arg;
+    size_t dim = (size_t)job->combining->dim;
+    int token = job->own->sorted.routes[place] / job->combining->n_used;
+
+    (void)worker;
+    memcpy(job->own->x + (size_t)place * dim, (const float *)job->e->x + (size_t)token * dim,
+           dim * sizeof(float));
 }
 
-/* ff = activation(gate) * up of n routes. */
-static void cpu_gate_experts(struct cpu_experts *own, const struct k_experts *e, int n)
+/* ff = activation(gate) * up of a route. */
+static void cpu_gate_task(void *arg, int place, int worker)
 {
-    size_t all = (size_t)n * (size_t)e->ff_dim;
+    const struct mixing_job *job = arg;
+    const struct k_experts *e = job->e->experts;
+    size_t width = (size_t)e->ff_dim;
+    float *ff = job->own->ff + (size_t)place * width;
+    const float *in = job->own->ffn_in + (size_t)place * width * (e->is_plain ? 1 : 2);
 
+    (void)worker;
     if (!e->is_plain) {
-        ref_gate(own->ff, own->ffn_in, e->activation, n, e->ff_dim);
+        ref_gate(ff, in, e->activation, 1, e->ff_dim);
         return;
     }
-    ref_activate(own->ff, own->ffn_in, e->activation, all);
-    for (size_t i = 0; i < all; i++)
-        own->ff[i] *= own->ffn_in[i];
+    ref_activate(ff, in, e->activation, width);
+    for (size_t i = 0; i < width; i++)
+        ff[i] *= in[i];
+}
+
+/* The sum of a token's routes. */
+static void cpu_combine_task(void *arg, int token, int worker)
+{
+    const struct mixing_job *job = arg;
+    struct k_combining one = *job->combining;
+    size_t first = (size_t)token * (size_t)one.n_used, at = (size_t)token * (size_t)one.dim;
+
+    (void)worker;
+    one.weights += first;
+    one.places += first;
+    one.x = (const float *)one.x + at;
+    ref_combine(job->out + at, job->own->y, &one, 1);
+}
+
+/* List the experts that have routes. */
+static int cpu_touch(struct cpu_experts *own, int n)
+{
+    int n_touched = 0;
+
+    for (int i = 0; i < n; i++) {
+        if (own->sorted.starts[i + 1] > own->sorted.starts[i])
+            own->touched[n_touched++] = i;
+    }
+    return n_touched;
 }
 
 void cpu_mix_experts(struct device *d, void *out, const struct device_experts *e, int n)
@@ -136,16 +193,19 @@ void cpu_mix_experts(struct device *d, void *out, const struct device_experts *e
                                           .adds = e->adds,
                                           .n_used = e->router->n_used,
                                           .dim = e->experts->in.n_in};
-    int n_touched;
+    struct mixing_job job = {own, e, &combining, out};
+    int n_touched, n_routes;
 
     must(e->residual == NULL && e->norm.sums == NULL); /* cpu_few() is false */
     cpu_route(d, e, n);
     ref_sort_routes(&own->sorted, own->routes.ids, experts, n * e->router->n_used);
-    n_touched = cpu_gather(cpu, e);
+    n_routes = own->sorted.starts[experts->n];
+    n_touched = cpu_touch(own, experts->n);
+    pool_run(cpu->pool, cpu_gather_task, &job, n_routes);
     cpu_run_experts(cpu, own->ffn_in, own->x, &experts->in, experts->in_bias, experts, n_touched);
-    cpu_gate_experts(own, experts, own->sorted.starts[experts->n]);
+    pool_run(cpu->pool, cpu_gate_task, &job, n_routes);
     cpu_run_experts(cpu, own->y, own->ff, &experts->down, experts->down_bias, experts, n_touched);
-    ref_combine(out, own->y, &combining, n);
+    pool_run(cpu->pool, cpu_combine_task, &job, n);
 }
 
 /* All tokens may have all of their routes here. */
@@ -168,6 +228,14 @@ int cpu_reserve_experts(struct device *d)
     own->ffn_in = op->alloc(d, routes * 2 * ff_dim * sizeof(float));
     own->ff = op->alloc(d, routes * ff_dim * sizeof(float));
     own->y = op->alloc(d, routes * dim * sizeof(float));
+    if (lim->rounds) {
+        int widest = lim->dim > lim->expert_dim ? lim->dim : lim->expert_dim;
+
+        widest = (widest + CPU_ROUND_BLOCK - 1) / CPU_ROUND_BLOCK * CPU_ROUND_BLOCK;
+        own->rounded = op->alloc(d, routes * cpu_round_row_bytes(widest));
+        if (own->rounded == NULL)
+            return ERR_NO_MEMORY;
+    }
     if (own->logits == NULL || own->routes.ids == NULL || own->routes.weights == NULL ||
         own->sorted.starts == NULL || own->sorted.routes == NULL || own->sorted.places == NULL ||
         own->touched == NULL || own->x == NULL || own->ffn_in == NULL || own->ff == NULL ||

@@ -14,18 +14,29 @@
 
 #include "kernels/kernels.h"
 
+/* Scales of the rows of a matrix whose type has them beside it (cpu_math_scales()), and zero points
+ * in the same arrangement: those of row i of w begin at (first + i) / high * a_row. */
+struct cpu_scales {
+    const float *at;
+    const float *zeros; /* NULL: all are the middle of the type, 8 or 128 */
+    int high, wide;     /* rows and columns that share one; wide 0: a whole row. A multiple of 16 */
+    int a_row;          /* in a row of them */
+    int first;          /* row 0 of w as a row of the matrix */
+};
+
 /* A part of y [.][n_out] = x [.][n_in] * transpose(w [n_out][n_in]) + bias [n_out]:
  * rows row_first .. row_last - 1, outputs out_first .. out_last - 1. bias may be NULL.
  *
- * w is float32, or of a type that cpu_math_reads() is true for, in rows of w_bytes bytes. Its
- * elements are made float32 as they are read, so the result has the bits that float32 weights of
- * the same values give. */
+ * w is of a type that matmul() multiplies with (cpu_math_multiplies()) or expand() reads, in rows
+ * of w_bytes bytes. Its elements are made float32 as they are read, so the result has the bits that
+ * float32 weights of the same values give. */
 struct cpu_matmul {
     float *y;
     const float *x;
     const void *w;
     enum k_type type;
     size_t w_bytes;
+    struct cpu_scales scales; /* of scaled types */
     const float *bias;
     int n_in, n_out;
     int row_first, row_last;
@@ -55,8 +66,11 @@ struct cpu_math {
     void (*silu_mul)(float *out, const float *gate, const float *up, int n);
 };
 
-/* Types of weights that matmul() reads besides float32. n_in is a multiple of the type's block. */
+/* Types of weights that expand() reads, those of them that matmul() multiplies with, and those that
+ * have scales beside them. n_in is a multiple of the type's block. */
 bool cpu_math_reads(enum k_type type);
+bool cpu_math_multiplies(enum k_type type);
+bool cpu_math_scales(enum k_type type);
 
 /* The widest instruction set that this machine has. */
 const struct cpu_math *cpu_math_choose(void);

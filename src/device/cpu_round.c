@@ -118,15 +118,103 @@ INLINED void round_rows(uint8_t *to, const float *x, int n, int n_in)
     }
 }
 
+/* X(T) for each type of weights K_T. */
+#define ROUND_TYPES(X) \
+    X(Q4_0)            \
+    X(Q4_1)            \
+    X(Q5_0)            \
+    X(Q5_1)            \
+    X(Q8_0)            \
+    X(IQ4_NL)          \
+    X(MXFP4)           \
+    X(Q3_K)            \
+    X(Q4_K)            \
+    X(Q5_K)            \
+    X(Q6_K)            \
+    X(IQ4_XS)
+
 /* Types whose blocks add a number to all weights. */
 INLINED bool round_has_least(const enum k_type type)
 {
-    return type == K_Q4_1 || type == K_Q4_K || type == K_Q5_K;
+    return type == K_Q4_1 || type == K_Q5_1 || type == K_Q4_K || type == K_Q5_K;
 }
 
+/* Blocks of 256. */
 INLINED bool round_is_k(const enum k_type type)
 {
-    return type == K_Q4_K || type == K_Q5_K || type == K_Q6_K;
+    return k_type_block(type) == 256;
+}
+
+/* Whole numbers for scales and minima of 32 elements. */
+INLINED bool round_is_six_bits(const enum k_type type)
+{
+    return type == K_Q4_K || type == K_Q5_K;
+}
+
+/* Whole numbers for scales of 16 elements. */
+INLINED bool round_has_halves(const enum k_type type)
+{
+    return type == K_Q3_K || type == K_Q6_K;
+}
+
+/* Codes of 4 bits that are places in a table. */
+INLINED bool round_is_table(const enum k_type type)
+{
+    return type == K_IQ4_NL || type == K_IQ4_XS || type == K_MXFP4;
+}
+
+/* Bytes in front of the codes of a block of 32. */
+INLINED int round_skipped(const enum k_type type)
+{
+    return type == K_MXFP4 ? 1 : type == K_Q4_1 ? 4 : type == K_Q5_0 ? 6 : type == K_Q5_1 ? 8 : 2;
+}
+
+/* Bytes of a block in front of its scale. */
+INLINED size_t round_scale_at(const enum k_type type)
+{
+    return type == K_Q6_K ? 208 : type == K_Q3_K ? 108 : 0;
+}
+
+/* Codes as unsigned numbers are larger by this; -8 times a sum, shifted, takes it away. */
+INLINED int round_more(const enum k_type type, bool bytes_are_unsigned)
+{
+    if (type == K_Q3_K)
+        return 4;
+    if (type == K_Q4_0)
+        return 8;
+    if (type == K_Q5_0 || type == K_MXFP4)
+        return 16;
+    if (type == K_Q6_K)
+        return 32;
+    if (bytes_are_unsigned && (type == K_Q8_0 || type == K_IQ4_NL || type == K_IQ4_XS))
+        return 128;
+    return 0;
+}
+
+/* Tables of K_IQ4_NL and K_IQ4_XS, and of K_MXFP4, twice its values (kernels/ref_blocks.c). */
+static const int8_t round_uneven[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                        1,    13,   25,  38,  53,  69,  89,  113};
+static const int8_t round_doubled[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
+INLINED const int8_t *round_table(const enum k_type type)
+{
+    return type == K_MXFP4 ? round_doubled : round_uneven;
+}
+
+/* Scale j of the 8 of IQ4_XS. */
+INLINED int round_xs_scale(const uint8_t *at, int j)
+{
+    int low = at[4 + j / 2] >> j % 2 * 4 & 15, high = at[2 + j / 4] >> j % 4 * 2 & 3;
+
+    return (low | high << 4) - 32;
+}
+
+/* Scale j of the 16 of Q3_K or Q6_K. */
+INLINED int round_half_scale(const uint8_t *at, int j, const enum k_type type)
+{
+    if (type == K_Q6_K)
+        return (int8_t)at[192 + j];
+    return ((at[96 + j % 8] >> j / 8 * 4 & 15) | (at[104 + j % 4] >> j / 4 * 2 & 3) << 4) - 32;
 }
 
 /* Scale and minimum j of Q4_K and Q5_K (kernels/ref_blocks.c). */
@@ -157,8 +245,18 @@ static float round_half(const uint8_t *at)
     return value;
 }
 
-/* A block of weights: whole numbers (of Q6_K times their scales), a scale, and a minimum that is
- * added to each. */
+/* The scale of MXFP4's doubled values, 2^(e - 128). */
+static float round_power(uint8_t e)
+{
+    uint32_t bits = e < 2 ? (uint32_t)0x00200000 << e : ((uint32_t)e - 1) << 23;
+    float value;
+
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+/* A block of weights: whole numbers (of Q3_K and Q6_K times their scales), a scale, and a minimum
+ * that is added to each. */
 struct round_weights {
     int codes[CPU_ROUND_BLOCK];
     float scale, least;
@@ -168,15 +266,20 @@ struct round_weights {
 static void round_read_32(struct round_weights *to, const uint8_t *row, int b, enum k_type type)
 {
     const uint8_t *at = row + (size_t)b * (size_t)k_type_block_bytes(type);
-    const uint8_t *q = at + (type == K_Q4_1 ? 4 : 2);
+    const uint8_t *q = at + round_skipped(type);
 
-    to->scale = round_half(at);
-    to->least = type == K_Q4_1 ? round_half(at + 2) : 0.0f;
+    to->scale = type == K_MXFP4 ? round_power(at[0]) : round_half(at);
+    to->least = round_has_least(type) ? round_half(at + 2) : 0.0f;
     for (int i = 0; i < CPU_ROUND_BLOCK; i++) {
+        int code = q[i % 16] >> i / 16 * 4 & 15;
+
         if (type == K_Q8_0)
-            to->codes[i] = (int8_t)q[i];
-        else
-            to->codes[i] = (q[i % 16] >> i / 16 * 4 & 15) - (type == K_Q4_0 ? 8 : 0);
+            code = (int8_t)q[i];
+        else if (round_is_table(type))
+            code = round_table(type)[code];
+        else if (type == K_Q5_0 || type == K_Q5_1)
+            code |= (q[i / 8 - 4] >> i % 8 & 1) << 4;
+        to->codes[i] = code - (type == K_Q4_0 ? 8 : type == K_Q5_0 ? 16 : 0);
     }
 }
 
@@ -193,6 +296,25 @@ static void round_read_q6_k(struct round_weights *to, const uint8_t *at, int b)
     }
 }
 
+static void round_read_q3_k(struct round_weights *to, const uint8_t *at, int b)
+{
+    to->scale = round_half(at + 108);
+    to->least = 0.0f;
+    for (int i = 0; i < CPU_ROUND_BLOCK; i++) {
+        int low = at[32 + b / 4 * 32 + i] >> b % 4 * 2 & 3, high = at[i] >> b & 1;
+
+        to->codes[i] = ((low | high << 2) - 4) * round_half_scale(at, 2 * b + i / 16, K_Q3_K);
+    }
+}
+
+static void round_read_iq4_xs(struct round_weights *to, const uint8_t *at, int b)
+{
+    to->scale = round_half(at) * (float)round_xs_scale(at, b);
+    to->least = 0.0f;
+    for (int i = 0; i < CPU_ROUND_BLOCK; i++)
+        to->codes[i] = round_uneven[at[8 + 16 * b + i % 16] >> i / 16 * 4 & 15];
+}
+
 /* Block b of 8 of a block of 256. */
 static void round_read_256(struct round_weights *to, const uint8_t *at, int b, enum k_type type)
 {
@@ -201,6 +323,14 @@ static void round_read_256(struct round_weights *to, const uint8_t *at, int b, e
 
     if (type == K_Q6_K) {
         round_read_q6_k(to, at, b);
+        return;
+    }
+    if (type == K_Q3_K) {
+        round_read_q3_k(to, at, b);
+        return;
+    }
+    if (type == K_IQ4_XS) {
+        round_read_iq4_xs(to, at, b);
         return;
     }
     round_six_bits(at + 4, b, &scale, &least);
@@ -282,21 +412,26 @@ INLINED void round_write(const struct cpu_matmul *m, const float *results, int r
         y[j] = results[j] + (m->bias == NULL ? 0.0f : m->bias[out + j]);
 }
 
-/* Whole numbers of Q4_K's and Q5_K's scales and minima of a block of 256 of OUTS outputs, in the
- * order in which a set's registers have them. */
+/* Whole numbers of a block of 256 of OUTS outputs, in the order in which a set's registers have
+ * them: Q4_K's and Q5_K's scales and minima, IQ4_XS's scales. */
 struct round_k_scales {
-    uint8_t scales[8][OUTS], least[8][OUTS]; /* [block of 32][output] */
+    int8_t scales[8][OUTS], least[8][OUTS]; /* [block of 32][output] */
 };
 
-INLINED void round_read_k_scales(struct round_k_scales *to, const uint8_t *const *at)
+INLINED void round_read_k_scales(struct round_k_scales *to, const uint8_t *const *at,
+                                 const enum k_type type)
 {
     for (int j = 0; j < OUTS; j++) {
         for (int b = 0; b < 8; b++) {
             int scale, least;
 
+            if (type == K_IQ4_XS) {
+                to->scales[b][j] = (int8_t)round_xs_scale(at[j], b);
+                continue;
+            }
             round_six_bits(at[j] + 4, b, &scale, &least);
-            to->scales[b][j] = (uint8_t)scale;
-            to->least[b][j] = (uint8_t)least;
+            to->scales[b][j] = (int8_t)scale;
+            to->least[b][j] = (int8_t)least;
         }
     }
 }
@@ -319,7 +454,9 @@ static const struct cpu_round round_plain = {.name = "generic",
 
 bool cpu_round_reads(enum k_type type)
 {
-    return type == K_Q4_0 || type == K_Q4_1 || type == K_Q8_0 || round_is_k(type);
+#define OR_TYPE(name) || type == K_##name
+    return false ROUND_TYPES(OR_TYPE);
+#undef OR_TYPE
 }
 
 const struct cpu_round *cpu_round_at(int n)

@@ -14,8 +14,8 @@
  * times the sum of their codes; types without it add nothing. Blocks of even and of odd number are
  * summed apart, and the two sums are added at the end, then the bias. Sums of codes are exact, all
  * other operations are rounded one by one. So every instruction set gives the same bits, and a row
- * the same alone as in a batch. Q6_K has two scales in a block: the sum of codes is that of the 32
- * products with the whole number of each. */
+ * the same alone as in a batch. Q3_K and Q6_K have two scales in a block: the sum of codes is that
+ * of the 32 products with the whole number of each. */
 #ifndef QUIRE_DEVICE_CPU_ROUND_H
 #define QUIRE_DEVICE_CPU_ROUND_H
 

@@ -36,22 +36,42 @@ INLINED void avx512_pair_at(const uint8_t **at, const uint8_t *row, int p, int n
     at[1] = 2 * p + 1 < n_blocks ? at[0] + k_type_block_bytes(type) : at[0];
 }
 
-/* Bytes of a pair of blocks of 32, at[0] and at[1], as unsigned numbers. */
-INLINED __m512i avx512_codes_32(const uint8_t *const *at, const enum k_type type)
+/* Codes of twice 16 bytes, of each the low halves first; or the numbers of a table at these places,
+ * as unsigned ones. */
+INLINED __m512i avx512_nibbles(const uint8_t *first, const uint8_t *second, const enum k_type type)
 {
     const __m512i twice = _mm512_set_epi64(3, 2, 3, 2, 1, 0, 1, 0);
     const __m512i shifts = _mm512_set_epi64(4, 4, 0, 0, 4, 4, 0, 0);
-    const int skipped = type == K_Q4_1 ? 4 : 2;
-    __m256i v;
+    __m256i both = _mm256_set_m128i(_mm_loadu_si128((const __m128i *)(const void *)second),
+                                    _mm_loadu_si128((const __m128i *)(const void *)first));
+    __m512i v = _mm512_permutexvar_epi64(twice, _mm512_castsi256_si512(both));
+
+    v = _mm512_and_si512(_mm512_srlv_epi64(v, shifts), _mm512_set1_epi8(15));
+    if (!round_is_table(type))
+        return v;
+    v = _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_add_epi8(
+                                _mm_loadu_si128((const __m128i *)(const void *)round_table(type)),
+                                _mm_set1_epi8((char)round_more(type, true)))),
+                            v);
+    return v;
+}
+
+/* Bytes of a pair of blocks of 32, at[0] and at[1], as unsigned numbers. */
+INLINED __m512i avx512_codes_32(const uint8_t *const *at, const enum k_type type)
+{
+    const int skipped = round_skipped(type);
+    uint32_t fifths[2];
+    __m512i v;
 
     if (type == K_Q8_0)
         return _mm512_xor_si512(avx512_join(avx512_load(at[0] + 2), avx512_load(at[1] + 2)),
                                 _mm512_set1_epi8((char)0x80));
-    v = _mm256_set_m128i(_mm_loadu_si128((const __m128i *)(const void *)(at[1] + skipped)),
-                         _mm_loadu_si128((const __m128i *)(const void *)(at[0] + skipped)));
-    return _mm512_and_si512(
-        _mm512_srlv_epi64(_mm512_permutexvar_epi64(twice, _mm512_castsi256_si512(v)), shifts),
-        _mm512_set1_epi8(15));
+    v = avx512_nibbles(at[0] + skipped, at[1] + skipped, type);
+    if (type != K_Q5_0 && type != K_Q5_1)
+        return v;
+    memcpy(&fifths[0], at[0] + skipped - 4, sizeof fifths[0]);
+    memcpy(&fifths[1], at[1] + skipped - 4, sizeof fifths[1]);
+    return _mm512_mask_add_epi8(v, (uint64_t)fifths[1] << 32 | fifths[0], v, _mm512_set1_epi8(16));
 }
 
 /* The same of pair p of four of a block of 256. */
@@ -60,6 +80,14 @@ INLINED __m512i avx512_codes_256(const uint8_t *at, int p, const enum k_type typ
     const __m512i low = _mm512_set1_epi8(15);
     __m512i v, high;
 
+    if (type == K_IQ4_XS)
+        return avx512_nibbles(at + 8 + 32 * p, at + 24 + 32 * p, type);
+    if (type == K_Q3_K) {
+        v = avx512_shifted(at + 32 + p / 2 * 32, p % 2 * 4, p % 2 * 4 + 2);
+        v = _mm512_and_si512(v, _mm512_set1_epi8(3));
+        high = _mm512_and_si512(avx512_shifted(at, 2 * p, 2 * p + 1), _mm512_set1_epi8(1));
+        return _mm512_or_si512(v, _mm512_slli_epi16(high, 2));
+    }
     if (type == K_Q6_K) {
         v = _mm512_loadu_si512(at + p / 2 * 64);
         v = _mm512_and_si512(_mm512_srl_epi16(v, _mm_cvtsi32_si128(p % 2 * 4)), low);
@@ -79,14 +107,13 @@ INLINED __m512i avx512_codes_256(const uint8_t *at, int p, const enum k_type typ
 INLINED __m512i avx512_begin(const int32_t *less, const enum k_type type)
 {
     __m512i v = _mm512_loadu_si512(less);
+    const int more = round_more(type, true);
 
-    if (type == K_Q4_0)
-        return v;
-    if (type == K_Q8_0)
-        return _mm512_slli_epi32(v, 4);
-    if (type == K_Q6_K)
-        return _mm512_slli_epi32(v, 2);
-    return _mm512_setzero_si512();
+    if (more == 0)
+        return _mm512_setzero_si512();
+    if (more == 4)
+        return _mm512_srai_epi32(v, 1);
+    return _mm512_slli_epi32(v, (unsigned)__builtin_ctz((unsigned)more) - 3);
 }
 
 /* The sums of both halves of eight registers. */
@@ -142,23 +169,46 @@ INLINED __m512 avx512_halves(const uint8_t *const *first, const uint8_t *const *
     return _mm512_cvtph_ps(_mm256_permute4x64_epi64(all, 0xd8));
 }
 
+/* Exponents of MXFP4 of the two blocks of eight outputs as scales of doubled values. */
+INLINED __m512 avx512_powers(const uint8_t *const *first, const uint8_t *const *second)
+{
+    __m128i bytes = _mm_setr_epi8(
+        (char)first[0][0], (char)first[1][0], (char)first[2][0], (char)first[3][0],
+        (char)second[0][0], (char)second[1][0], (char)second[2][0], (char)second[3][0],
+        (char)first[4][0], (char)first[5][0], (char)first[6][0], (char)first[7][0],
+        (char)second[4][0], (char)second[5][0], (char)second[6][0], (char)second[7][0]);
+    __m512i e = _mm512_cvtepu8_epi32(bytes), small;
+
+    small = _mm512_sllv_epi32(_mm512_set1_epi32(0x00200000), e);
+    return _mm512_castsi512_ps(
+        _mm512_mask_slli_epi32(small, _mm512_cmpgt_epi32_mask(e, _mm512_set1_epi32(1)),
+                               _mm512_sub_epi32(e, _mm512_set1_epi32(1)), 23));
+}
+
 /* Whole numbers of the two blocks of eight outputs. */
-INLINED __m512 avx512_bytes(const uint8_t *at)
+INLINED __m512 avx512_bytes(const int8_t *at)
 {
     __m128i all = _mm_shuffle_epi32(_mm_loadu_si128((const __m128i *)(const void *)at), 0xd8);
 
-    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(all));
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(all));
 }
 
-/* The whole numbers of Q6_K's scales of 16 elements. */
-INLINED __m512i avx512_four_scales(const uint8_t *at)
+/* The whole numbers of the scales of 16 elements of pair p. */
+INLINED __m512i avx512_four_scales(const uint8_t *at, int p, const enum k_type type)
 {
     const __m512i which = _mm512_set_epi32(3, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0);
-    int32_t four;
+    uint32_t four, high;
+    __m128i v;
 
-    memcpy(&four, at, sizeof four);
-    return _mm512_permutexvar_epi32(
-        which, _mm512_castsi128_si512(_mm_cvtepi8_epi32(_mm_cvtsi32_si128(four))));
+    memcpy(&four, at + (type == K_Q6_K ? 192 + 4 * p : 96 + p % 2 * 4), sizeof four);
+    if (type == K_Q3_K) { /* round_half_scale() of four */
+        memcpy(&high, at + 104, sizeof high);
+        four = (four >> p / 2 * 4 & 0x0f0f0f0f) | (high >> p * 2 & 0x03030303) << 4;
+    }
+    v = _mm_cvtepi8_epi32(_mm_cvtsi32_si128((int)four));
+    if (type == K_Q3_K)
+        v = _mm_sub_epi32(v, _mm_set1_epi32(32));
+    return _mm512_permutexvar_epi32(which, _mm512_castsi128_si512(v));
 }
 
 /* The weights of eight outputs that a tile is at. */
@@ -180,8 +230,9 @@ INLINED void avx512_read_32(struct avx512_weights *w, int p, int n_blocks, const
         w->second[j] = both[1];
         w->codes[j] = avx512_codes_32(both, type);
     }
-    w->scales = avx512_halves(w->at, w->second, 0);
-    if (type == K_Q4_1)
+    w->scales =
+        type == K_MXFP4 ? avx512_powers(w->at, w->second) : avx512_halves(w->at, w->second, 0);
+    if (round_has_least(type))
         w->least = avx512_halves(w->at, w->second, 2);
     for (int j = 0; j < OUTS; j++)
         w->at[j] += 2 * k_type_block_bytes(type);
@@ -193,20 +244,20 @@ INLINED void avx512_read_256(struct avx512_weights *w, int p, const enum k_type 
     if (p % 4 == 0) {
         for (int j = 0; p > 0 && j < OUTS; j++)
             w->at[j] += k_type_block_bytes(type);
-        w->d = avx512_of_outputs(_mm256_cvtph_ps(avx512_eight(w->at, type == K_Q6_K ? 208 : 0)));
-        if (type != K_Q6_K) {
+        w->d = avx512_of_outputs(_mm256_cvtph_ps(avx512_eight(w->at, round_scale_at(type))));
+        if (round_is_six_bits(type))
             w->dmin = avx512_of_outputs(_mm256_cvtph_ps(avx512_eight(w->at, 2)));
-            round_read_k_scales(&w->k, w->at);
-        }
+        if (!round_has_halves(type))
+            round_read_k_scales(&w->k, w->at, type);
     }
     for (int j = 0; j < OUTS; j++)
         w->codes[j] = avx512_codes_256(w->at[j], p % 4, type);
     w->scales = w->d;
-    if (type == K_Q6_K)
-        return;
-    w->scales = _mm512_mul_ps(w->d, avx512_bytes(w->k.scales[p % 4 * 2]));
-    w->least = _mm512_xor_ps(_mm512_mul_ps(w->dmin, avx512_bytes(w->k.least[p % 4 * 2])),
-                             _mm512_set1_ps(-0.0f));
+    if (!round_has_halves(type))
+        w->scales = _mm512_mul_ps(w->d, avx512_bytes(w->k.scales[p % 4 * 2]));
+    if (round_is_six_bits(type))
+        w->least = _mm512_xor_ps(_mm512_mul_ps(w->dmin, avx512_bytes(w->k.least[p % 4 * 2])),
+                                 _mm512_set1_ps(-0.0f));
 }
 
 /* *sum += the products of pair p with a row of inputs. */
@@ -220,8 +271,8 @@ INLINED void avx512_add(__m512 *sum, const struct avx512_weights *w, const struc
 
     for (int j = 0; j < OUTS; j++) {
         dots[j] = _mm512_dpbusd_epi32(begin, w->codes[j], q);
-        if (type == K_Q6_K)
-            dots[j] = _mm512_mullo_epi32(dots[j], avx512_four_scales(w->at[j] + 192 + p % 4 * 4));
+        if (round_has_halves(type))
+            dots[j] = _mm512_mullo_epi32(dots[j], avx512_four_scales(w->at[j], p % 4, type));
     }
     *sum = _mm512_add_ps(*sum, _mm512_mul_ps(scales, _mm512_cvtepi32_ps(avx512_fold(dots))));
     if (round_has_least(type))
@@ -283,20 +334,13 @@ INLINED void avx512_matmul(const struct cpu_rounded *r, const enum k_type type)
 
 static void round_matmul_avx512(const struct cpu_rounded *r)
 {
-    if (r->m.type == K_Q4_0)
-        avx512_matmul(r, K_Q4_0);
-    else if (r->m.type == K_Q4_1)
-        avx512_matmul(r, K_Q4_1);
-    else if (r->m.type == K_Q8_0)
-        avx512_matmul(r, K_Q8_0);
-    else if (r->m.type == K_Q4_K)
-        avx512_matmul(r, K_Q4_K);
-    else if (r->m.type == K_Q5_K)
-        avx512_matmul(r, K_Q5_K);
-    else {
-        must(r->m.type == K_Q6_K);
-        avx512_matmul(r, K_Q6_K);
-    }
+#define OF_TYPE(name)               \
+    if (r->m.type == K_##name)      \
+        avx512_matmul(r, K_##name); \
+    else
+    ROUND_TYPES(OF_TYPE)
+    must(false); /* cpu_round_reads() */
+#undef OF_TYPE
 }
 
 static void round_rows_avx512(uint8_t *to, const float *x, int n, int n_in)

@@ -19,28 +19,31 @@ typedef struct {
     TILE(part) of[PARTS];
 } TILE(lanes);
 
-#define part         TILE(part)
-#define part_int     TILE(part_int)
-#define part_at      TILE(part_at) /* for loads from arrays, unaligned */
-#define lanes        TILE(lanes)
+#define part          TILE(part)
+#define part_int      TILE(part_int)
+#define part_at       TILE(part_at) /* for loads from arrays, unaligned */
+#define lanes         TILE(lanes)
 
-#define fold_to_four TILE(fold_to_four)
-#define fold         TILE(fold)
-#define fold_all     TILE(fold_all)
-#define load_rest    TILE(load_rest)
-#define add_rest     TILE(add_rest)
-#define plus_least   TILE(plus_least)
-#define weight_part  TILE(weight_part)
-#define weight_rest  TILE(weight_rest)
-#define block        TILE(block)
-#define matmul_rows  TILE(matmul_rows)
-#define matmul_as    TILE(matmul_as)
-#define expand_as    TILE(expand_as)
-#define dots         TILE(dots)
-#define scores_of    TILE(scores_of)
-#define exp_part     TILE(exp_part)
-#define mix_some     TILE(mix_some)
-#define mix_of       TILE(mix_of)
+#define fold_to_four  TILE(fold_to_four)
+#define fold          TILE(fold)
+#define fold_all      TILE(fold_all)
+#define load_rest     TILE(load_rest)
+#define add_rest      TILE(add_rest)
+#define plus_least    TILE(plus_least)
+#define weight_part   TILE(weight_part)
+#define weight_rest   TILE(weight_rest)
+#define block         TILE(block)
+#define matmul_rows   TILE(matmul_rows)
+#define matmul_as     TILE(matmul_as)
+#define weight_of_32  TILE(weight_of_32)
+#define weight_of_256 TILE(weight_of_256)
+#define bits_of       TILE(bits_of)
+#define expand_row    TILE(expand_row)
+#define dots          TILE(dots)
+#define scores_of     TILE(scores_of)
+#define exp_part      TILE(exp_part)
+#define mix_some      TILE(mix_some)
+#define mix_of        TILE(mix_of)
 
 /* --- sums over lanes ------------------------------------------------------------------------- */
 
@@ -111,78 +114,7 @@ static inline void add_rest(lanes *sum, const float *a, const float *b, int n)
         sum->of[p] += x.of[p] * y.of[p];
 }
 
-/* scale * q - least, rounded twice. */
-static inline part plus_least(part_int q, float scale, float least)
-{
-    part product = scale * __builtin_convertvector(q, part);
-
-    APART(product);
-    return product + least;
-}
-
-/* Elements k + p * WIDTH and on of a row of weights; k is a multiple of 16. Layouts of blocks are
- * those of kernels/ref_blocks.c, and so are the roundings. type is a constant wherever this is
- * inlined. WIDE_U8() and its like read WIDTH numbers as whole ones, HALF() an f16 number. */
-INLINED part weight_part(const uint8_t *row, int k, int p, const enum k_type type)
-{
-    const uint8_t *b = row + (size_t)(k / k_type_block(type)) * (size_t)k_type_block_bytes(type);
-    int i = k % k_type_block(type), shift, scale, least;
-
-    if (type == K_F32)
-        return *(const part_at *)(row + 4 * ((size_t)k + (size_t)(p * WIDTH)));
-    if (type == K_BF16_KEPT) {
-        return (part)(WIDE_U16(row + 2 * ((size_t)k + (size_t)(p * WIDTH))) << 16);
-    }
-    if (type == K_Q8_0) {
-        return HALF(b) * __builtin_convertvector(WIDE_I8(b + 2 + i + p * WIDTH), part);
-    }
-    shift = i / 16 * 4; /* of blocks of 32: the low halves of 16 bytes, then the high ones */
-    if (type == K_Q4_0)
-        return HALF(b) *
-               __builtin_convertvector((WIDE_U8(b + 2 + p * WIDTH) >> shift & 15) - 8, part);
-    if (type == K_Q4_1)
-        return plus_least(WIDE_U8(b + 4 + p * WIDTH) >> shift & 15, HALF(b), HALF(b + 2));
-    shift = i / 32 % 2 * 4; /* of 64: the low halves of 32 bytes, then the high ones */
-    if (type == K_Q4_K) {
-        six_bits(b + 4, i / 32, &scale, &least);
-        return plus_least(WIDE_U8(b + 16 + i / 64 * 32 + i % 32 + p * WIDTH) >> shift & 15,
-                          HALF(b) * (float)scale, -(HALF(b + 2) * (float)least));
-    }
-    if (type == K_Q5_K) {
-        part_int high = WIDE_U8(b + 16 + i % 32 + p * WIDTH) >> (i / 32) & 1;
-
-        six_bits(b + 4, i / 32, &scale, &least);
-        return plus_least((WIDE_U8(b + 48 + i / 64 * 32 + i % 32 + p * WIDTH) >> shift & 15) |
-                              high << 4,
-                          HALF(b) * (float)scale, -(HALF(b + 2) * (float)least));
-    }
-    /* K_Q6_K */
-    scale = (int8_t)b[192 + i / 16];
-    shift = i % 128 / 32;
-    return (HALF(b + 208) * (float)scale) *
-           __builtin_convertvector(
-               ((WIDE_U8(b + i / 128 * 64 + i % 64 + p * WIDTH) >> (i % 128 / 64 * 4) & 15) |
-                (WIDE_U8(b + 128 + i / 128 * 32 + i % 32 + p * WIDTH) >> (2 * shift) & 3) << 4) -
-                   32,
-               part);
-}
-
-/* The last n < 16 elements of a row; only types without blocks have rows that end so. */
-INLINED lanes weight_rest(const uint8_t *row, int k, int n, const enum k_type type)
-{
-    float rest[LANES] = {0};
-
-    for (int i = 0; i < n; i++) {
-        uint32_t bits = 0;
-
-        if (type == K_F32)
-            memcpy(&bits, row + 4 * (size_t)(k + i), 4);
-        else if (type == K_BF16_KEPT)
-            memcpy((char *)&bits + 2, row + 2 * (size_t)(k + i), 2);
-        memcpy(&rest[i], &bits, 4);
-    }
-    return load_rest(rest, n);
-}
+#include "device/cpu_weights.h"
 
 /* A tile of a product: rows x outs results. rows, outs and type are constants wherever this is
  * inlined. */
@@ -267,77 +199,23 @@ INLINED void matmul_as(const struct cpu_matmul *m, const enum k_type type)
 
 static void TILE(matmul)(const struct cpu_matmul *m)
 {
-    switch (m->type) {
-    case K_BF16_KEPT: matmul_as(m, K_BF16_KEPT); break;
-    case K_Q4_0: matmul_as(m, K_Q4_0); break;
-    case K_Q4_1: matmul_as(m, K_Q4_1); break;
-    case K_Q8_0: matmul_as(m, K_Q8_0); break;
-    case K_Q4_K: matmul_as(m, K_Q4_K); break;
-    case K_Q5_K: matmul_as(m, K_Q5_K); break;
-    case K_Q6_K: matmul_as(m, K_Q6_K); break;
-    case K_F32: matmul_as(m, K_F32); break;
-    case K_BF16:
-    case K_E4M3:
-    case K_E8M0:
-    case K_E2M1:
-    case K_Q5_0:
-    case K_Q5_1:
-    case K_IQ4_NL:
-    case K_MXFP4:
-    case K_Q2_K:
-    case K_Q3_K:
-    case K_IQ4_XS:
-    case K_F16:
-    case K_INT4:
-    case K_INT8:
-    case K_FLOAT4:
-    case K_E5M3: must(false); /* cpu_math_reads() is false */
-    }
-}
-
-INLINED void expand_as(float *out, const struct cpu_matmul *m, const enum k_type type)
-{
-    for (int o = m->out_first; o < m->out_last; o++, out += m->n_in) {
-        const uint8_t *row = (const uint8_t *)m->w + (size_t)o * m->w_bytes;
-        lanes rest;
-        int k = 0;
-
-        for (; k + LANES <= m->n_in; k += LANES) {
-            for (int p = 0; p < PARTS; p++)
-                *(part_at *)(out + k + p * WIDTH) = weight_part(row, k, p, type);
-        }
-        rest = weight_rest(row, k, m->n_in - k, type);
-        memcpy(out + k, &rest, (size_t)(m->n_in - k) * sizeof *out);
-    }
-}
-
-static void TILE(expand)(float *out, const struct cpu_matmul *m)
-{
-    switch (m->type) {
-    case K_BF16_KEPT: expand_as(out, m, K_BF16_KEPT); break;
-    case K_Q4_0: expand_as(out, m, K_Q4_0); break;
-    case K_Q4_1: expand_as(out, m, K_Q4_1); break;
-    case K_Q8_0: expand_as(out, m, K_Q8_0); break;
-    case K_Q4_K: expand_as(out, m, K_Q4_K); break;
-    case K_Q5_K: expand_as(out, m, K_Q5_K); break;
-    case K_Q6_K: expand_as(out, m, K_Q6_K); break;
-    case K_F32: expand_as(out, m, K_F32); break;
-    case K_BF16:
-    case K_E4M3:
-    case K_E8M0:
-    case K_E2M1:
-    case K_Q5_0:
-    case K_Q5_1:
-    case K_IQ4_NL:
-    case K_MXFP4:
-    case K_Q2_K:
-    case K_Q3_K:
-    case K_IQ4_XS:
-    case K_F16:
-    case K_INT4:
-    case K_INT8:
-    case K_FLOAT4:
-    case K_E5M3: must(false); /* cpu_math_reads() is false */
+    if (m->type == K_F32)
+        matmul_as(m, K_F32);
+    else if (m->type == K_BF16_KEPT)
+        matmul_as(m, K_BF16_KEPT);
+    else if (m->type == K_Q4_0)
+        matmul_as(m, K_Q4_0);
+    else if (m->type == K_Q4_1)
+        matmul_as(m, K_Q4_1);
+    else if (m->type == K_Q8_0)
+        matmul_as(m, K_Q8_0);
+    else if (m->type == K_Q4_K)
+        matmul_as(m, K_Q4_K);
+    else if (m->type == K_Q5_K)
+        matmul_as(m, K_Q5_K);
+    else {
+        must(m->type == K_Q6_K); /* cpu_math_multiplies() */
+        matmul_as(m, K_Q6_K);
     }
 }
 
@@ -575,7 +453,10 @@ static const struct cpu_math TILE(math) = {
 #undef block
 #undef matmul_rows
 #undef matmul_as
-#undef expand_as
+#undef weight_of_32
+#undef weight_of_256
+#undef bits_of
+#undef expand_row
 #undef dots
 #undef scores_of
 #undef exp_part

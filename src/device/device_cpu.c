@@ -23,12 +23,13 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/must.h"
+#include "kernels/e4m3.h"
 #include "kernels/rng.h"
 
-#define OUTS_A_TASK 32 /* outputs of a product's task, whose weights stay in the L1/L2 cache */
 #define ROWS_A_TASK 128
 /* From so many rows on, weights of a task are made float32 once, and not for each row. */
 #define ROWS_EXPANDED 16
+#define OUTS_EXPANDED 4 /* outputs whose weights are made float32 at a time for fewer rows */
 #define ROUND_A_TASK  8 /* rows that a task rounds */
 #define ALIGN         64
 #ifdef __SANITIZE_ADDRESS__
@@ -243,6 +244,22 @@ static int cpu_weights(struct device *d, void *dst, size_t at, const void *src,
     return ERR_OK;
 }
 
+/* Numbers of types other than float32; bytes of blocks whose exponents are near 1. */
+static void cpu_fill_elements(const struct k_matrix *m, float deviation, uint64_t seed)
+{
+    size_t n = (size_t)m->n_out * cpu_row_bytes(m);
+    uint8_t *out = m->data;
+
+    for (size_t i = 0; i < n; i++) {
+        if (m->format.elem == K_E4M3)
+            out[i] = k_e4m3_round(k_noise(seed, i) * deviation);
+        else
+            out[i] = k_random(seed, i) & 255;
+    }
+    for (size_t i = 0; i < n && k_format_is_mxfp4(&m->format); i += 17)
+        out[i] = (uint8_t)(120 + out[i] % 2);
+}
+
 /* Element i depends on seed and i alone, so tests can compare models. */
 static int cpu_fill_random(struct device *d, const struct k_matrix *m, float deviation,
                            uint64_t seed)
@@ -251,22 +268,34 @@ static int cpu_fill_random(struct device *d, const struct k_matrix *m, float dev
     float *out = m->data;
 
     (void)d;
-    for (size_t i = 0; i < n; i++)
+    if (!k_format_is_plain(&m->format))
+        cpu_fill_elements(m, deviation, seed);
+    for (size_t i = 0; i < n && k_format_is_plain(&m->format); i++)
         out[i] = k_noise(seed, i) * deviation;
     return ERR_OK;
 }
 
-/* Float32 (the plain format), and types without scales beside them that the inner loops read; other
- * formats are converted while they are loaded. */
+/* Float32 (the plain format), and formats that are read as they are: types without scales beside
+ * them, types with scales of rows or groups, and floats of 4 bits of experts. Others are converted
+ * while they are loaded. Rows that are read so are noted, because their products need memory. */
 static bool cpu_takes(struct device *d, const struct k_matrix *m)
 {
     const struct k_format *format = &m->format;
+    bool takes = cpu_math_reads(format->elem) && format->elem != K_F32 && !format->has_global &&
+                 m->n_in % k_type_block(format->elem) == 0;
 
-    (void)d;
     if (k_format_is_plain(format))
         return true;
-    return cpu_math_reads(format->elem) && format->elem != K_F32 && format->group_rows == 0 &&
-           !format->has_zeros && !format->has_global && m->n_in % k_type_block(format->elem) == 0;
+    if (k_format_is_mxfp4(format))
+        takes = m->n_in % K_MXFP4_GROUP == 0;
+    else if (cpu_math_scales(format->elem))
+        takes = takes && format->group_rows > 0 && format->scale == K_F32 &&
+                (format->group_cols == 0 || format->group_cols % 16 == 0);
+    else
+        takes = takes && format->group_rows == 0 && !format->has_zeros;
+    if (takes && m->n_in > cpu_of(d)->longest)
+        cpu_of(d)->longest = m->n_in;
+    return takes;
 }
 
 /* Pipes are plain memory, and each send is complete on return. */
@@ -306,9 +335,52 @@ static int cpu_pipe_weights(struct device *d, struct device_pipe *p, void *dst, 
 static int cpu_pipe_quantise(struct device *d, struct device_pipe *p, const struct k_quantised *out,
                              enum device_type type, int n_rows, int n_in)
 {
-    (void)d, (void)p, (void)out, (void)type, (void)n_rows, (void)n_in;
-    must(false); /* cpu_takes() was false */
-    return ERR_UNSUPPORTED;
+    size_t n = (size_t)n_rows * (size_t)n_in;
+    float *numbers = mem_alloc(n * sizeof *numbers);
+    int rc = numbers == NULL ? ERR_NO_MEMORY : cpu_weights(d, numbers, 0, p->bytes, type, n);
+
+    if (rc == ERR_OK)
+        ref_quantise(out, numbers, n_rows, n_in);
+    mem_free(numbers);
+    return rc;
+}
+
+/* The codes of 32 elements, two in a byte, as a block has them. */
+static void cpu_block_mxfp4(uint8_t *block, const uint8_t *codes, uint8_t exponent)
+{
+    block[0] = exponent;
+    for (int i = 0; i < 16; i++) {
+        int low = codes[i / 2] >> i % 2 * 4 & 15, high = codes[8 + i / 2] >> i % 2 * 4 & 15;
+
+        block[1 + i] = (uint8_t)(low | high << 4);
+    }
+}
+
+/* Gates and ups that are in turns in the file become all gates, then all ups. */
+int cpu_arrange(struct device *d, const struct k_matrix *m, const struct k_mxfp4_rows *rows)
+{
+    size_t n_blocks = (size_t)m->n_in / K_MXFP4_GROUP, n = (size_t)rows->n_rows * n_blocks;
+    uint8_t *aside = mem_alloc(n * 17), *at = m->data;
+
+    (void)d;
+    if (aside == NULL)
+        return ERR_NO_MEMORY;
+    for (int i = 0; i < rows->n_experts; i++, at += k_mxfp4_bytes(rows->n_rows, m->n_in)) {
+        memcpy(aside, at, n * 17);
+        for (int row = 0; row < rows->n_rows; row++) {
+            int half = rows->n_rows / 2;
+            int to = rows->is_mixed ? row / 2 + row % 2 * half : row;
+
+            for (size_t b = 0; b < n_blocks; b++) {
+                size_t from = (size_t)row * n_blocks + b;
+
+                cpu_block_mxfp4(at + ((size_t)to * n_blocks + b) * 17, aside + from * 16,
+                                aside[n * 16 + from]);
+            }
+        }
+    }
+    mem_free(aside);
+    return ERR_OK;
 }
 
 static void cpu_read_products(struct device *d, const char *path, bool expected)
@@ -318,32 +390,46 @@ static void cpu_read_products(struct device *d, const char *path, bool expected)
 
 /* --- products -------------------------------------------------------------------------- */
 
-/* A task computes ROWS_A_TASK rows of OUTS_A_TASK outputs: the weights of a task fit the cache and
+/* A task computes ROWS_A_TASK rows of CPU_OUTS outputs: the weights of a task fit the cache and
  * are used for all of its rows. */
 
 struct matmul_job {
-    const struct cpu_math *math;
+    const struct cpu *cpu;
     struct cpu_matmul m; /* ranges are filled in for each task */
     int n, n_out_tasks;
-    float *wide; /* float [threads][wide_len]: a task's weights; NULL: rows are too long for it */
-    size_t wide_len;
 };
 
-/* Multiply with the task's weights as float32, in wide. */
-static void cpu_matmul_wide(const struct matmul_job *job, const struct cpu_matmul *m, float *wide)
+/* Multiply with weights that are made float32 in `wide` first, outs at a time. */
+static void cpu_matmul_wide(const struct cpu_math *math, const struct cpu_matmul *m, float *wide,
+                            int outs)
 {
-    struct cpu_matmul product = *m;
+    for (int out = m->out_first; out < m->out_last; out += outs) {
+        struct cpu_matmul part = *m;
 
-    job->math->expand(wide, m);
-    product.w = wide;
-    product.type = K_F32;
-    product.w_bytes = (size_t)m->n_in * sizeof *wide;
-    product.y += m->out_first;
-    if (m->bias != NULL)
-        product.bias += m->out_first;
-    product.out_first = 0;
-    product.out_last = m->out_last - m->out_first;
-    job->math->matmul(&product);
+        part.out_first = out;
+        part.out_last = m->out_last - out < outs ? m->out_last : out + outs;
+        math->expand(wide, &part);
+        part.w = wide;
+        part.type = K_F32;
+        part.w_bytes = (size_t)m->n_in * sizeof *wide;
+        part.y += out;
+        if (m->bias != NULL)
+            part.bias += out;
+        part.out_last -= out;
+        part.out_first = 0;
+        math->matmul(&part);
+    }
+}
+
+void cpu_multiply_part(const struct cpu *cpu, const struct cpu_matmul *m, int worker)
+{
+    float *wide = cpu->wide + (size_t)worker * cpu->wide_len;
+    bool is_many = m->row_last - m->row_first >= ROWS_EXPANDED;
+
+    if (m->type == K_F32 || (!is_many && cpu_math_multiplies(m->type)))
+        cpu->math->matmul(m);
+    else
+        cpu_matmul_wide(cpu->math, m, wide, is_many ? CPU_OUTS : OUTS_EXPANDED);
 }
 
 /* Neighbouring tasks have the same rows and the next outputs. */
@@ -353,18 +439,13 @@ static void cpu_matmul_task(void *arg, int task, int worker)
     struct cpu_matmul product = job->m;
     int out = task % job->n_out_tasks, row = task / job->n_out_tasks;
 
-    product.out_first = out * OUTS_A_TASK;
-    product.out_last = product.out_first + OUTS_A_TASK < product.n_out
-                           ? product.out_first + OUTS_A_TASK
-                           : product.n_out;
+    product.out_first = out * CPU_OUTS;
+    product.out_last =
+        product.out_first + CPU_OUTS < product.n_out ? product.out_first + CPU_OUTS : product.n_out;
     product.row_first = row * ROWS_A_TASK;
     product.row_last =
         product.row_first + ROWS_A_TASK < job->n ? product.row_first + ROWS_A_TASK : job->n;
-    if (product.type != K_F32 && job->wide != NULL &&
-        product.row_last - product.row_first >= ROWS_EXPANDED)
-        cpu_matmul_wide(job, &product, job->wide + (size_t)worker * job->wide_len);
-    else
-        job->math->matmul(&product);
+    cpu_multiply_part(job->cpu, &product, worker);
 }
 
 /* A product with rounded inputs: the rows of a part of it. */
@@ -392,10 +473,10 @@ static void cpu_rounded_task(void *arg, int task, int worker)
 {
     const struct round_job *job = arg;
     struct cpu_rounded product = job->r;
-    int end = (task + 1) * OUTS_A_TASK;
+    int end = (task + 1) * CPU_OUTS;
 
     (void)worker;
-    product.m.out_first = task * OUTS_A_TASK;
+    product.m.out_first = task * CPU_OUTS;
     product.m.out_last = end < product.m.n_out ? end : product.m.n_out;
     product.m.row_last = job->n;
     job->round->matmul(&product);
@@ -418,7 +499,7 @@ static void cpu_multiply_rounded(struct cpu *cpu, const struct cpu_matmul *m, in
 {
     struct round_job job = {.round = cpu->round, .rows = cpu->rounded, .r.rows = cpu->rounded};
 
-    job.n_out_tasks = (m->n_out + OUTS_A_TASK - 1) / OUTS_A_TASK;
+    job.n_out_tasks = (m->n_out + CPU_OUTS - 1) / CPU_OUTS;
     for (int first = 0; first < n; first += at_once) {
         job.r.m = *m;
         job.r.m.y = m->y + (size_t)first * (size_t)m->n_out;
@@ -434,32 +515,25 @@ static void cpu_multiply(struct device *d, void *y, const struct device_rows *x,
                          const struct k_matrix *w, const void *bias, int n)
 {
     struct cpu *cpu = cpu_of(d);
-    struct matmul_job job = {.math = cpu->math, .n = n, .wide_len = cpu->wide_len};
+    struct matmul_job job = {.cpu = cpu, .m = cpu_product_of(w, 0, w->n_out), .n = n};
 
     if (d->watch != NULL)
         d->watch(d->watch_context, w, x->data, n);
-    if (w->n_in <= cpu->wide_cols)
-        job.wide = cpu->wide;
-    job.m = (struct cpu_matmul){.y = y,
-                                .x = x->data,
-                                .w = w->data,
-                                .type = cpu_type_of(w),
-                                .w_bytes = cpu_row_bytes(w),
-                                .bias = bias,
-                                .n_in = w->n_in,
-                                .n_out = w->n_out,
-                                .row_last = n,
-                                .out_last = w->n_out};
+    job.m.y = y;
+    job.m.x = x->data;
+    job.m.bias = bias;
+    job.m.row_last = n;
+    job.m.out_last = w->n_out;
     if (cpu_rounded_rows(cpu, w) > 0) {
         cpu_multiply_rounded(cpu, &job.m, n, cpu_rounded_rows(cpu, w));
         return;
     }
     /* Waking threads takes longer than such a product. */
     if ((size_t)n * w->n_out * w->n_in < CPU_INLINE_WORK) {
-        cpu->math->matmul(&job.m);
+        cpu_multiply_part(cpu, &job.m, 0);
         return;
     }
-    job.n_out_tasks = (w->n_out + OUTS_A_TASK - 1) / OUTS_A_TASK;
+    job.n_out_tasks = (w->n_out + CPU_OUTS - 1) / CPU_OUTS;
     pool_run(cpu->pool, cpu_matmul_task, &job,
              job.n_out_tasks * ((n + ROWS_A_TASK - 1) / ROWS_A_TASK));
 }
@@ -573,23 +647,11 @@ static int cpu_reserve_extras(struct device *d, size_t n_seqs)
     return ERR_OK;
 }
 
-/* The longest row of a matrix of layers. */
-static int cpu_widest(const struct device_limits *limits)
-{
-    int widest = limits->dim;
-
-    if (limits->ff_dim > widest)
-        widest = limits->ff_dim;
-    if (limits->n_heads * limits->head_dim > widest)
-        widest = limits->n_heads * limits->head_dim;
-    return widest;
-}
-
-/* Memory for rounded rows, also of matrices with rows of up to four times a layer's longest. */
+/* Memory for rounded rows. */
 static int cpu_reserve_rounded(struct device *d, const struct device_limits *limits)
 {
     struct cpu *cpu = cpu_of(d);
-    int n_in = (4 * cpu_widest(limits) + 31) / 32 * 32;
+    int n_in = (cpu->longest + CPU_ROUND_BLOCK - 1) / CPU_ROUND_BLOCK * CPU_ROUND_BLOCK;
     size_t rows = limits->n_tokens < ROWS_A_TASK ? (size_t)limits->n_tokens : ROWS_A_TASK;
 
     cpu->rounded_bytes = rows * cpu_round_row_bytes(n_in);
@@ -613,8 +675,7 @@ static int cpu_reserve(struct device *d, const struct device_limits *limits)
     cpu->scratch_len = CPU_QUERIES * row_len > n_vocab ? CPU_QUERIES * row_len : n_vocab;
     cpu->scratch_len = (cpu->scratch_len + 63) / 64 * 64;
     cpu->scratch = cpu_alloc(d, width * cpu->scratch_len * sizeof *cpu->scratch);
-    cpu->wide_cols = cpu_widest(limits);
-    cpu->wide_len = (size_t)OUTS_A_TASK * (size_t)cpu->wide_cols;
+    cpu->wide_len = ((size_t)CPU_OUTS * (size_t)cpu->longest + 15) / 16 * 16;
     cpu->wide = cpu_alloc(d, width * cpu->wide_len * sizeof *cpu->wide);
     cpu->counts = cpu_alloc(d, width * (size_t)limits->n_vocab * sizeof *cpu->counts);
     cpu->token_ids = cpu_alloc(d, (size_t)limits->n_tokens * sizeof *cpu->token_ids);
@@ -678,6 +739,7 @@ static const struct device_ops cpu_ops = {
     .pipe_quantise = cpu_pipe_quantise,
     .fill_random = cpu_fill_random,
     .takes = cpu_takes,
+    .arrange = cpu_arrange,
     .read_products = cpu_read_products,
     .join_ranks = cpu_join_ranks,
     .leave_ranks = cpu_leave_ranks,

@@ -13,6 +13,7 @@
 #include "device/cpu_stages.h"
 #include "device/device.h"
 #include "device/pool.h"
+#include "kernels/mxfp4.h"
 
 #define CPU_ALLOCS_MAX  16384  /* allocations of one model */
 #define CPU_INLINE_WORK 100000 /* multiply-adds below which a thread costs more than it saves */
@@ -23,6 +24,7 @@ struct cpu_experts {
     struct k_routes routes;
     struct k_sorted sorted;
     int32_t *touched;           /* int32 [n_experts]: those with routes */
+    uint8_t *rounded;           /* rounded rows of all routes; NULL: inputs stay float32 */
     float *x, *ffn_in, *ff, *y; /* float [routes][width], in the order of experts */
 };
 
@@ -53,7 +55,8 @@ struct cpu {
     size_t scratch_len;
     float *wide; /* float [threads][wide_len]: weights of a product's task as float32 */
     size_t wide_len;
-    int wide_cols;                  /* longest row for which it has room */
+    int longest;                    /* row of any matrix that takes() was asked about; wide has
+                                     * room for CPU_OUTS of them */
     int32_t *token_ids;             /* int32 [n_tokens]: ids of the step, with negative ones
                                      * resolved */
     int32_t *attn_blocks;           /* int32 [n_tokens]: the first token of each block of an
@@ -85,20 +88,52 @@ static inline struct cpu *cpu_of(struct device *d)
     return (struct cpu *)d;
 }
 
-/* How products of this device read a matrix: plain numbers are float32, others as they are kept. */
+/* How products of this device read a matrix: plain numbers are float32, experts in k_format_mxfp4()
+ * are blocks (cpu_arrange()), others as they are kept. */
 static inline enum k_type cpu_type_of(const struct k_matrix *w)
 {
     if (k_format_is_plain(&w->format))
         return K_F32;
+    if (k_format_is_mxfp4(&w->format))
+        return K_MXFP4;
     return w->format.elem;
 }
 
 static inline size_t cpu_row_bytes(const struct k_matrix *w)
 {
-    if (k_format_is_plain(&w->format))
-        return (size_t)w->n_in * sizeof(float);
-    return k_format_row_bytes(&w->format, w->n_in);
+    const struct k_format format = k_format_bare(cpu_type_of(w));
+
+    return k_format_row_bytes(&format, w->n_in);
 }
+
+/* The product with rows `first` .. first + n_out - 1 of a matrix, without x, y and ranges. */
+static inline struct cpu_matmul cpu_product_of(const struct k_matrix *w, int first, int n_out)
+{
+    struct cpu_matmul m = {.w = w->data,
+                           .type = cpu_type_of(w),
+                           .w_bytes = cpu_row_bytes(w),
+                           .n_in = w->n_in,
+                           .n_out = n_out};
+
+    m.w = (const char *)w->data + (size_t)first * m.w_bytes;
+    if (cpu_math_scales(m.type))
+        m.scales = (struct cpu_scales){.at = w->scales,
+                                       .zeros = w->format.has_zeros ? w->zeros : NULL,
+                                       .high = w->format.group_rows,
+                                       .wide = w->format.group_cols,
+                                       .a_row = k_format_scale_cols(&w->format, w->n_in),
+                                       .first = first};
+    return m;
+}
+
+/* --- device_cpu.c --- */
+#define CPU_OUTS 32 /* outputs of a product's task, whose weights stay in the L1/L2 cache */
+
+/* A task's part of a product, by the way that is fastest for its type and number of rows. */
+void cpu_multiply_part(const struct cpu *cpu, const struct cpu_matmul *m, int worker);
+/* Bring a matrix of experts in k_format_mxfp4() into blocks of K_MXFP4 (device.h). */
+int cpu_arrange(struct device *d, const struct k_matrix *m,
+                const struct k_mxfp4_rows *rows) ERR_CHECKED;
 
 /* --- cpu_rows.c: operations of the table --- */
 void cpu_embed(struct device *d, float *x, const struct k_matrix *table);

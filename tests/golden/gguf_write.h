@@ -27,6 +27,7 @@ enum {
 };
 
 static char root[] = "/tmp/quire-gguf-XXXXXX";
+static int tokens_a_step = PROMPT; /* of logits_with() */
 
 /* --- writing ---------------------------------------------------------------------------------- */
 
@@ -227,9 +228,11 @@ static inline float *logits_with(const char *path, const char *inputs, int n_ran
         s->tokens[s->n_tokens] = s->n_tokens * 7 % VOCAB;
     if ((*rc = model_open(&m, &o)) == ERR_OK) {
         run_init(r, m);
-        run_clear(r);
-        run_add(r, s, PROMPT, false);
-        *rc = run_step(r);
+        for (int i = 0; i < PROMPT && *rc == ERR_OK; i += tokens_a_step) {
+            run_clear(r);
+            run_add(r, s, tokens_a_step, false);
+            *rc = run_step(r);
+        }
     }
     if (*rc == ERR_OK)
         *rc = model_logits(m, logits);

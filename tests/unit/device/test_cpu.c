@@ -9,6 +9,7 @@
 #include "device/cpu_math.h"
 #include "device/device.h"
 #include "device/pool.h"
+#include "kernels/e4m3.h"
 #include "tests/tap.h"
 
 static float *random_floats(size_t n)
@@ -72,74 +73,145 @@ static void check_set(const struct cpu_math *m)
     free(x), free(w);
 }
 
-/* Random weights of a type: float16 scales of blocks must be finite, so all bytes that could be the
- * upper half of one are small. */
+/* The place of the upper byte of each of two float16 numbers of a block; -1: none. */
+static const int halves[][2] = {
+    [K_F32] = {1, 3},     [K_BF16_KEPT] = {-1, -1}, [K_E4M3] = {-1, -1},  [K_U4] = {-1, -1},
+    [K_U8] = {-1, -1},    [K_Q4_0] = {1, -1},       [K_Q4_1] = {1, 3},    [K_Q5_0] = {1, -1},
+    [K_Q5_1] = {1, 3},    [K_Q8_0] = {1, -1},       [K_IQ4_NL] = {1, -1}, [K_MXFP4] = {-1, -1},
+    [K_Q2_K] = {81, 83},  [K_Q3_K] = {109, -1},     [K_Q4_K] = {1, 3},    [K_Q5_K] = {1, 3},
+    [K_Q6_K] = {209, -1}, [K_IQ4_XS] = {1, -1},
+};
+
+/* Random weights of a type: scales must be finite, so bytes that are the upper half of a float16,
+ * or an exponent, are near 1. */
 static void fill_weights(uint8_t *w, size_t n, enum k_type type)
 {
     int size = k_type_block_bytes(type);
 
     for (size_t i = 0; i < n; i++) {
         int at = (int)(i % (size_t)size);
-        bool is_scale =
-            type != K_Q6_K && (at == 1 || (at == 3 && type != K_Q8_0 && type != K_Q4_0));
 
         w[i] = (uint8_t)rand();
-        if (is_scale || (type == K_Q6_K && at == 209))
+        if (at == halves[type][0] || at == halves[type][1])
             w[i] = (uint8_t)(0x10 + rand() % 16 + (rand() % 2) * 0x80);
+        if (type == K_MXFP4 && at == 0)
+            w[i] = (uint8_t)(i == 0 ? 1 : 110 + rand() % 32);
+        if (type == K_E4M3 && (w[i] & 0x7f) == 0x7f)
+            w[i] = 0x7e;
     }
     for (size_t i = 1; type == K_BF16_KEPT && i < n; i += 2)
         w[i] = (uint8_t)(0x3c + rand() % 4 + (rand() % 2) * 0x80);
 }
 
-/* A product with weights of a type has the bits of the product with their values as float32. */
-static void check_type(const struct cpu_math *m, enum k_type type, int ins)
+/* A product with weights of a format has the bits of the product with their values as float32. */
+static void check_format(const struct cpu_math *m, struct k_format format, int ins)
 {
-    enum { ROWS = 7, OUTS = 13, FIRST = 2 };
-    struct k_matrix w = {.format = k_format_bare(type), .n_out = OUTS, .n_in = ins};
+    enum { ROWS = 7, OUTS = 133, FIRST = 2 };
+    enum k_type type = format.elem;
+    struct k_matrix w = {.format = format, .n_out = OUTS, .n_in = ins};
     size_t row_bytes = k_format_row_bytes(&w.format, ins), n = (size_t)OUTS * (size_t)ins;
+    size_t n_scales = k_format_n_scales(&w.format, OUTS, ins);
     uint8_t *bytes = malloc(OUTS * row_bytes);
     float *x = random_floats((size_t)ROWS * (size_t)ins), *values = malloc(n * 4),
-          *wide = malloc(n * 4);
+          *wide = malloc(n * 4), *scales = random_floats(n_scales),
+          *zeros = random_floats(n_scales);
     float got[ROWS * OUTS] = {0}, want[ROWS * OUTS] = {0};
     struct cpu_matmul p = {.y = got,
                            .x = x,
                            .w = bytes,
                            .type = type,
                            .w_bytes = row_bytes,
+                           .scales = {.at = scales,
+                                      .zeros = format.has_zeros ? zeros : NULL,
+                                      .high = format.group_rows,
+                                      .wide = format.group_cols,
+                                      .a_row = k_format_scale_cols(&format, ins)},
                            .n_in = ins,
                            .n_out = OUTS,
                            .row_last = ROWS,
                            .out_last = OUTS};
 
     fill_weights(bytes, OUTS * row_bytes, type);
+    for (size_t i = 0; i < n_scales; i++)
+        zeros[i] = (float)(rand() % (type == K_U4 ? 16 : 256));
     w.data = bytes;
+    w.scales = scales;
+    w.zeros = zeros;
     ref_dequantise(values, &w, 0, OUTS);
-    m->matmul(&p);
     p.out_first = FIRST;
     m->expand(wide, &p);
     ok(memcmp(wide, values + (size_t)FIRST * (size_t)ins,
               (size_t)(OUTS - FIRST) * (size_t)ins * 4) == 0,
-       "%s: type %d, %d elements: expand equals the reference", m->name, (int)type, ins);
+       "%s: type %d, %d elements, %d x %d: expand equals the reference", m->name, (int)type, ins,
+       format.group_rows, format.group_cols);
     p.out_first = 0;
     p.y = want;
     p.w = values;
     p.type = K_F32;
     p.w_bytes = (size_t)ins * 4;
     m->matmul(&p);
-    ok(memcmp(got, want, sizeof got) == 0 && got[0] - got[0] == 0.0f && got[0] != got[1],
-       "%s: type %d, %d elements: product equals that of float32", m->name, (int)type, ins);
-    free(bytes), free(x), free(values), free(wide);
+    p.y = got;
+    p.w = bytes;
+    p.type = type;
+    p.w_bytes = row_bytes;
+    if (cpu_math_multiplies(type)) {
+        m->matmul(&p);
+        ok(memcmp(got, want, sizeof got) == 0 && got[0] - got[0] == 0.0f && got[0] != got[1],
+           "%s: type %d, %d elements: product equals that of float32", m->name, (int)type, ins);
+    }
+    free(bytes), free(x), free(values), free(wide), free(scales), free(zeros);
+}
+
+static void check_type(const struct cpu_math *m, enum k_type type, int ins)
+{
+    check_format(m, k_format_bare(type), ins);
+}
+
+/* All codes, and no number. */
+static void check_e4m3(const struct cpu_math *m)
+{
+    uint8_t codes[256];
+    const float one = 1.0f;
+    float got[256];
+    struct cpu_matmul p = {.w = codes,
+                           .type = K_E4M3,
+                           .w_bytes = 256,
+                           .scales = {.at = &one, .high = 1, .a_row = 1},
+                           .n_in = 256,
+                           .n_out = 1,
+                           .out_last = 1};
+    bool right = true;
+
+    for (int i = 0; i < 256; i++)
+        codes[i] = (uint8_t)i;
+    m->expand(got, &p);
+    for (int i = 0; i < 256; i++) {
+        float want = k_e4m3_value((uint8_t)i);
+
+        right = right && (isnan(want) ? isnan(got[i]) : memcmp(&want, &got[i], 4) == 0);
+    }
+    ok(right, "%s: all codes of e4m3", m->name);
 }
 
 static void check_types(const struct cpu_math *m)
 {
     for (int type = 0; type <= K_IQ4_XS; type++) {
-        if (cpu_math_reads((enum k_type)type))
+        if (cpu_math_reads((enum k_type)type) && !cpu_math_scales((enum k_type)type))
             check_type(m, (enum k_type)type, 512);
+    }
+    check_e4m3(m);
+    check_format(m, k_format_by_row(K_E4M3), 77);
+    check_format(m, k_format_by_row(K_E4M3), 320);
+    check_format(m, k_format_in_groups(K_E4M3, K_E4M3_BLOCK, K_E4M3_BLOCK), 328);
+    for (int group = 32; group <= 128; group *= 2) {
+        check_format(m, k_format_coded(K_U4, group, group < 128), 384);
+        check_format(m, k_format_coded(K_U8, group, group > 32), 384);
     }
     check_type(m, K_BF16_KEPT, 77);
     check_type(m, K_BF16_KEPT, 8);
     check_type(m, K_Q8_0, 32);
+    check_type(m, K_MXFP4, 32);
+    check_type(m, K_Q5_1, 96);
 }
 
 /* The score of a query and a key, and the sum of weighted values of an element, in float64. */

@@ -11,7 +11,14 @@
 #define ROWS 7
 #define OUTS 37
 
-static const enum k_type types[] = {K_Q4_0, K_Q4_1, K_Q8_0, K_Q4_K, K_Q5_K, K_Q6_K};
+/* With the places of the upper bytes of float16 numbers in a block; -1: none. Types with blocks of
+ * 32 come first. */
+static const struct {
+    enum k_type type;
+    int halves[2];
+} types[] = {{K_Q4_0, {1, -1}}, {K_Q4_1, {1, 3}},    {K_Q5_0, {1, -1}},   {K_Q5_1, {1, 3}},
+             {K_Q8_0, {1, -1}}, {K_IQ4_NL, {1, -1}}, {K_MXFP4, {-1, -1}}, {K_Q3_K, {109, -1}},
+             {K_Q4_K, {1, 3}},  {K_Q5_K, {1, 3}},    {K_Q6_K, {209, -1}}, {K_IQ4_XS, {1, -1}}};
 
 /* Inputs whose blocks differ in size; some blocks are zero. */
 static void fill_inputs(float *x, int n)
@@ -23,18 +30,22 @@ static void fill_inputs(float *x, int n)
     }
 }
 
-/* Random weights; scales must be finite, so bytes that are the upper half of one are small. */
+/* Random weights; scales must be finite, so bytes that are the upper half of one, or an exponent,
+ * are near 1. */
 static void fill_weights(uint8_t *w, size_t n, enum k_type type)
 {
-    int size = k_type_block_bytes(type);
+    int size = k_type_block_bytes(type), which = 0;
 
+    while (types[which].type != type)
+        which++;
     for (size_t i = 0; i < n; i++) {
         int at = (int)(i % (size_t)size);
-        bool is_least = at == 3 && type != K_Q8_0 && type != K_Q4_0;
 
         w[i] = (uint8_t)rand();
-        if ((type != K_Q6_K && (at == 1 || is_least)) || (type == K_Q6_K && at == 209))
+        if (at == types[which].halves[0] || at == types[which].halves[1])
             w[i] = (uint8_t)(0x10 + rand() % 16 + (rand() % 2) * 0x80);
+        if (type == K_MXFP4 && at == 0)
+            w[i] = (uint8_t)(rand() % 8 == 0 ? rand() % 3 : 120 + rand() % 8);
     }
 }
 
@@ -201,13 +212,13 @@ int main(void)
     printf("# seed %u\n", seed);
     srand(seed);
     for (size_t i = 0; i < sizeof types / sizeof types[0]; i++) {
-        check_type(types[i], 256);
-        check_type(types[i], 768);
+        check_type(types[i].type, 256);
+        check_type(types[i].type, 768);
     }
-    for (size_t i = 0; i < 3; i++) {
-        check_type(types[i], 32);
-        check_type(types[i], 576);
-        check_type(types[i], 32 * 19);
+    for (size_t i = 0; k_type_block(types[i].type) == 32; i++) {
+        check_type(types[i].type, 32);
+        check_type(types[i].type, 576);
+        check_type(types[i].type, 32 * 19);
     }
     check_not_finite();
     return tap_done();
