@@ -157,7 +157,10 @@ INLINED void expand_row(float *out, const struct cpu_matmul *m, int o, const enu
     const struct cpu_scales *s = &m->scales;
     size_t group = is_scaled ? (size_t)((s->first + o) / s->high) * (size_t)s->a_row : 0;
     int wide = is_scaled && s->wide > 0 ? s->wide : m->n_in, k = 0;
+    const uint8_t *next = row + (size_t)(m->out_last - m->out_first) * m->w_bytes;
 
+    for (size_t at = 0; at < m->w_bytes; at += 64) /* of the part that follows */
+        __builtin_prefetch(next + at);
     for (int first = 0; first < m->n_in; first += wide, group++) {
         int last = m->n_in - first < wide ? m->n_in : first + wide;
         float scale = is_scaled ? s->at[group] : 1.0f, zero = cpu_zero(s, group, type);

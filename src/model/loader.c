@@ -467,7 +467,8 @@ static void loader_choose_format(struct loader *l, struct k_matrix *m, const str
 
     if (loader_keeps_bf16(l, m, parts, n_parts, use) ||
         (loader_has_bytes(l, parts, n_parts, use, &m->format) && l->d->ops->takes(l->d, m)) ||
-        (loader_packs(l, parts, n_parts, use, &m->format) && l->d->ops->takes(l->d, m)))
+        (loader_packs(l, parts, n_parts, use, &m->format) && l->d->ops->takes(l->d, m)) ||
+        (loader_codes(l, parts, n_parts, use, &m->format) && l->d->ops->takes(l->d, m)))
         return;
     /* takes() looks at the shape too: a quantised matrix of odd size is converted. Tables have no
      * scales beside them. */
@@ -578,10 +579,15 @@ static void loader_list_parts(struct loader *l, const struct k_matrix *m, float 
                             .dst = m->data,
                             .at = row * (size_t)m->n_in};
 
-        if (k_format_is_packed(&m->format) || (m->format.elem == K_INT8 && to.part.kind == NULL)) {
+        if (k_format_is_packed(&m->format) || k_format_is_coded(&m->format) ||
+            (m->format.elem == K_INT8 && to.part.kind == NULL)) {
+            size_t numbers = row * (size_t)k_format_scale_cols(&m->format, m->n_in);
+
             to.use = BYTES_PACKED;
             to.packed = m->format;
-            to.scales = dev_scales + row;
+            to.scales = dev_scales + numbers;
+            if (m->zeros != NULL)
+                to.zeros = (float *)(uintptr_t)m->zeros + numbers;
             to.at = row * k_format_row_bytes(&m->format, m->n_in);
         } else if (!is_plain && (to.part.kind != NULL || m->format.elem == K_BF16_KEPT)) {
             /* The file's elements are the device's. */
@@ -730,6 +736,8 @@ static bool loader_place_behind(struct loader *l, struct k_matrix *m,
     m->data = (char *)b->data + (size_t)b->n_out * row_bytes;
     if (format.group_rows > 0)
         m->scales = (const float *)b->scales + loader_n_scales(b);
+    if (format.has_zeros)
+        m->zeros = (const float *)b->zeros + loader_n_scales(b);
     return true;
 }
 
@@ -748,6 +756,8 @@ static void loader_place_matrix(struct loader *l, struct k_matrix *m,
     m->data = loader_allocate(l, (size_t)roomy.n_out * row_bytes);
     if (m->format.group_rows > 0)
         m->scales = loader_allocate(l, loader_n_scales(&roomy) * sizeof(float));
+    if (m->format.group_rows > 0 && m->format.has_zeros)
+        m->zeros = loader_allocate(l, loader_n_scales(&roomy) * sizeof(float));
 }
 
 /* Give a matrix of known parts its format and its memory, and list what goes there. */
@@ -776,7 +786,8 @@ static void loader_fill_matrix(struct loader *l, struct k_matrix *matrix, struct
         loader_fill_random(l, matrix, scales, parts, n_parts);
     else
         loader_list_parts(l, matrix, scales, parts, n_parts, use);
-    if (l->files != NULL && matrix->format.group_rows > 0 && parts[0].q.kind != NULL)
+    if (l->files != NULL && matrix->format.group_rows > 0 && parts[0].q.kind != NULL &&
+        !k_format_is_coded(&matrix->format))
         loader_fill_scales(l, matrix, scales, parts, n_parts);
 }
 

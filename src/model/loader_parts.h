@@ -34,9 +34,10 @@ struct target {
                              * is rounded to */
     struct slice slice;     /* of a vector: rows of one number */
     void *dst;
-    size_t at; /* element of dst; for BYTES_COPIED and BYTES_PACKED a byte */
-    float
-        *scales; /* BYTES_ROUNDED, and bytes by row: scales of the rows, from the target's first */
+    size_t at;      /* element of dst; for BYTES_COPIED and BYTES_PACKED a byte */
+    float *scales;  /* BYTES_ROUNDED, bytes by row, and codes in the order of a row: scales of the
+                   * rows, from the target's first */
+    float *zeros;   /* of such codes, likewise; NULL: they have none */
     float *turned;  /* BYTES_TURNED, leader only: the whole matrix, gathered while its tensor is
                     * read */
     uint8_t *whole; /* likewise, the bytes of a tensor that is converted as a whole */
@@ -119,6 +120,11 @@ enum quant_mixed loader_mixed(const struct loader *l, const struct part *parts, 
 /* Can the parts form a packed matrix without conversion? Then *out is its format. Without files:
  * the format of random weights. */
 bool loader_packs(const struct loader *l, const struct part *parts, int n_parts,
+                  enum loader_use use, struct k_format *out);
+
+/* Can the parts form a matrix of codes in the order of a row (k_format_coded())? Then *out is its
+ * format. Experts may. */
+bool loader_codes(const struct loader *l, const struct part *parts, int n_parts,
                   enum loader_use use, struct k_format *out);
 
 /* All of a tensor's data for the ranks that pack it. */

@@ -947,7 +947,8 @@ void quant_text(char *out, size_t cap, const struct quant_format *kind, const st
         [K_Q5_0] = "Q5_0",   [K_Q5_1] = "Q5_1", [K_Q8_0] = "Q8_0",     [K_IQ4_NL] = "IQ4_NL",
         [K_MXFP4] = "MXFP4", [K_Q2_K] = "Q2_K", [K_Q3_K] = "Q3_K",     [K_Q4_K] = "Q4_K",
         [K_Q5_K] = "Q5_K",   [K_Q6_K] = "Q6_K", [K_IQ4_XS] = "IQ4_XS", [K_F16] = "float16",
-        [K_INT4] = "int4",   [K_INT8] = "int8", [K_FLOAT4] = "e2m1",   [K_E5M3] = "e5m3",
+        [K_U4] = "int4",     [K_U8] = "int8",   [K_INT4] = "int4",     [K_INT8] = "int8",
+        [K_FLOAT4] = "e2m1", [K_E5M3] = "e5m3",
     };
     char groups[40] = "row";
 

@@ -148,6 +148,7 @@ static const struct format {
 static bool on_gpu;
 static int rows_a_step = RUN_SEQS;
 static const char *kv_type = "auto"; /* of logits_of() */
+static size_t layer_bytes;           /* of the model that logits_of() opened last, less the table */
 static char root[] = "/tmp/quire-quant-XXXXXX";
 
 /* --- writing a checkpoint -------------------------------------------------------------- */
@@ -677,6 +678,7 @@ static float *logits_of(const char *folder, const char *quantization, int n_rank
     if (model_open(&m, &o) != ERR_OK)
         goto out;
     n_vocab = model_shape(m)->n_vocab;
+    layer_bytes = model_shape(m)->weight_bytes - model_shape(m)->table_bytes;
     logits = malloc((size_t)n * (size_t)n_vocab * 4);
     run_init(r, m);
     memcpy(s->tokens, text, (size_t)n * 4);
@@ -761,6 +763,7 @@ static void check_format(const struct demo *d, const struct format *t, const int
     char folder[200], twin[200];
     float *got, *want, *rounded;
     int right = 0, ignored = 0;
+    size_t bytes;
 
     /* so few that a GPU does not round packed weights */
     rows_a_step = on_gpu && t->scaling == PACKED ? 8 : RUN_SEQS;
@@ -768,7 +771,11 @@ static void check_format(const struct demo *d, const struct format *t, const int
     snprintf(twin, sizeof twin, "%s/twin", root);
     write_model(d, t, folder, twin);
     got = logits_of(folder, "", 1, text, n, &right);
+    bytes = layer_bytes;
     want = logits_of(twin, "", 1, text, n, &ignored);
+    if (!on_gpu && t->layout < NVFP4)
+        ok(bytes * 5 < layer_bytes * 2, "%s: kept: %zu bytes, as float32 %zu", t->name, bytes,
+           layer_bytes);
     compare(t->name, got, want, (size_t)n * (size_t)d->c.n_vocab);
     ok(right * 100 >= n_right * (t->scaling == PACKED ? 90 : 97),
        "%s: chooses %d of the text's tokens, unrounded %d", t->name, right, n_right);

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Checkpoints of a mixture of experts: a tensor for each expert, or one for all of a layer, give
- * the same bits; e4m3 with one scale, scales by row and in blocks gives those of its twin, whose
- * tensors hold the same numbers as float32. Tensors that are missing, too many or of another shape
- * are refused. And the numbers of experts in config.json that are refused, or fit.
+ * the same bits; e4m3 with one scale, scales by row and in blocks, and codes of 4 bits in groups,
+ * give those of their twin, whose tensors hold the same numbers as float32. Tensors that are
+ * missing, too many or of another shape are refused. And the numbers of experts in config.json that
+ * are refused, or fit.
  *
  * QUIRE_TEST_DEVICE=cuda runs it on the GPU, which multiplies e4m3 by row without converting it. */
 #include <math.h>
@@ -16,7 +17,7 @@
 #include "tests/golden/run.h"
 #include "tests/tap.h"
 
-#define DIM      48
+#define DIM      64
 #define FF       32
 #define EXPERTS  3
 #define VOCAB    50
@@ -25,7 +26,7 @@
 #define TEXT_CAP ((size_t)1 << 16)
 
 enum form { EACH, IN_ONE };
-enum scaling { PLAIN, TWIN, PER_TENSOR, PER_ROW, PER_BLOCK };
+enum scaling { PLAIN, TWIN, PER_TENSOR, PER_ROW, PER_BLOCK, CODES };
 
 /* What is wrong with a checkpoint. */
 enum damage {
@@ -47,6 +48,7 @@ static char header[TEXT_CAP];
 static uint8_t data[DATA_CAP];
 static size_t header_len, data_len;
 static unsigned seed;
+static size_t weight_bytes; /* of the experts of the model that logits_of() opened last */
 
 /* --- writing a checkpoint ------------------------------------------------------------------ */
 
@@ -140,6 +142,41 @@ static void add_rounded(const char *stem, const float *w, int rows, int cols, st
     add(name, "F32", shape, scales, (size_t)n * sizeof *scales);
 }
 
+/* A matrix in codes of 4 bits, of which 32 share a scale in bfloat16, or its twin. */
+static void add_codes(const char *stem, int rows, int cols, struct rounding how)
+{
+    static uint32_t words[FF * DIM / 8];
+    static float means[FF * DIM];
+    static uint16_t scales[FF * DIM / 32];
+    char name[200], shape[40];
+    int n = rows * cols;
+
+    memset(words, 0, sizeof words);
+    for (int i = 0; i < n; i++) {
+        uint32_t code, bits;
+        float scale;
+
+        seed = seed * 1664525U + 1013904223U;
+        code = seed >> 28;
+        if (i % 32 == 0)
+            scales[i / 32] = (uint16_t)(0x3d00 + (seed >> 16) % 64);
+        bits = (uint32_t)scales[i / 32] << 16;
+        memcpy(&scale, &bits, 4);
+        words[i / 8] |= code << i % 8 * 4;
+        means[i] = (float)((int)code - 8) * scale;
+    }
+    snprintf(name, sizeof name, "%s.%s", stem, how.scaling == TWIN ? "weight" : "weight_packed");
+    snprintf(shape, sizeof shape, "%d,%d", rows, how.scaling == TWIN ? cols : cols / 8);
+    if (how.scaling == TWIN)
+        add(name, "F32", shape, means, (size_t)n * sizeof *means);
+    else
+        add(name, "I32", shape, words, (size_t)n / 2);
+    snprintf(name, sizeof name, "%s.weight_scale", stem);
+    snprintf(shape, sizeof shape, "%d,%d", rows, cols / 32);
+    if (how.scaling != TWIN)
+        add(name, "BF16", shape, scales, (size_t)n / 32 * 2);
+}
+
 /* The three matrices of each expert: w1, w3 [FF][DIM], w2 [DIM][FF]. */
 static float experts[EXPERTS + 1][3][FF * DIM];
 
@@ -157,6 +194,10 @@ static void add_each(enum scaling scaling, enum scaling like, enum damage damage
                 continue;
             snprintf(stem, sizeof stem, "model.layers.0.block_sparse_moe.experts.%d.%s", e,
                      names[i]);
+            if (like == CODES) {
+                add_codes(stem, rows, cols, (struct rounding){scaling, like, false});
+                continue;
+            }
             if (scaling != PLAIN) {
                 add_rounded(
                     stem, experts[e][i], rows, cols,
@@ -196,7 +237,7 @@ static void add_in_one(enum damage damage)
 static void write_model(enum form form, enum scaling scaling, enum scaling like, enum damage damage)
 {
     static const char config[] =
-        "{\"architectures\":[\"MixtralForCausalLM\"],\"hidden_size\":48,\"num_hidden_layers\":1,"
+        "{\"architectures\":[\"MixtralForCausalLM\"],\"hidden_size\":64,\"num_hidden_layers\":1,"
         "\"num_attention_heads\":1,\"head_dim\":16,\"intermediate_size\":32,\"vocab_size\":50,"
         "\"max_position_embeddings\":64,\"num_local_experts\":3,\"num_experts_per_tok\":2%s}";
     static const char *const quant[] = {
@@ -205,7 +246,9 @@ static void write_model(enum form form, enum scaling scaling, enum scaling like,
         [PER_TENSOR] = ",\"quantization_config\":{\"quant_method\":\"fp8\"}",
         [PER_ROW] = ",\"quantization_config\":{\"quant_method\":\"fp8\"}",
         [PER_BLOCK] = ",\"quantization_config\":{\"quant_method\":\"fp8\","
-                      "\"weight_block_size\":[128,128]}"};
+                      "\"weight_block_size\":[128,128]}",
+        [CODES] = ",\"quantization_config\":{\"quant_method\":\"compressed-tensors\","
+                  "\"format\":\"pack-quantized\"}"};
     char text[1024];
     uint64_t len;
 
@@ -255,6 +298,7 @@ static int logits_of(float logits[VOCAB])
     int rc = model_open(&m, &o);
 
     if (rc == ERR_OK) {
+        weight_bytes = model_shape(m)->expert_bytes;
         run_init(r, m);
         s->n_tokens = 20;
         for (int i = 0; i < s->n_tokens; i++)
@@ -287,8 +331,12 @@ static void check_forms(void)
     static const struct {
         const char *name;
         enum scaling scaling;
-    } scalings[] = {{"one scale", PER_TENSOR}, {"scales by row", PER_ROW}, {"blocks", PER_BLOCK}};
+    } scalings[] = {{"e4m3 with one scale", PER_TENSOR},
+                    {"e4m3 with scales by row", PER_ROW},
+                    {"e4m3 in blocks", PER_BLOCK},
+                    {"codes of 4 bits", CODES}};
     float each[VOCAB], other[VOCAB], largest = 0.0f;
+    size_t twin_bytes;
 
     write_model(EACH, PLAIN, PLAIN, NOTHING);
     is_int(logits_of(each), ERR_OK, "a tensor for each expert");
@@ -297,9 +345,11 @@ static void check_forms(void)
     check_same(other, each);
     for (size_t i = 0; i < sizeof scalings / sizeof scalings[0]; i++) {
         write_model(EACH, TWIN, scalings[i].scaling, NOTHING);
-        is_int(logits_of(each), ERR_OK, "the twin of e4m3 with %s", scalings[i].name);
+        is_int(logits_of(each), ERR_OK, "the twin of %s", scalings[i].name);
+        twin_bytes = weight_bytes;
         write_model(EACH, scalings[i].scaling, scalings[i].scaling, NOTHING);
-        is_int(logits_of(other), ERR_OK, "e4m3 with %s", scalings[i].name);
+        is_int(logits_of(other), ERR_OK, "%s", scalings[i].name);
+        ok(on_gpu || weight_bytes * 2 < twin_bytes, "%s: kept", scalings[i].name);
         check_same(other, each);
     }
     for (int i = 0; i < VOCAB; i++)
