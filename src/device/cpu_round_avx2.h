@@ -124,6 +124,8 @@ INLINED __m256i avx2_begin(const int32_t *less, const enum k_type type)
 
     if (more == 0)
         return _mm256_setzero_si256();
+    if (more == 8) /* GCC keeps a shift by 0 */
+        return v;
     if (more == 4)
         return _mm256_srai_epi32(v, 1);
     return _mm256_slli_epi32(v, __builtin_ctz((unsigned)more) - 3);
@@ -244,15 +246,22 @@ INLINED void avx2_matmul(const struct cpu_rounded *r, const enum k_type type)
     }
 }
 
+/* A function for each type: in one for all, that of Q6_K takes 1.7 times as long (GCC 12). */
+#define OF_TYPE(name)                                          \
+    static void avx2_matmul_##name(const struct cpu_rounded *r) \
+    {                                                          \
+        avx2_matmul(r, K_##name);                               \
+    }
+ROUND_TYPES(OF_TYPE)
+#undef OF_TYPE
+
 static void round_matmul_avx2(const struct cpu_rounded *r)
 {
-#define OF_TYPE(name)             \
-    if (r->m.type == K_##name)    \
-        avx2_matmul(r, K_##name); \
-    else
-    ROUND_TYPES(OF_TYPE)
-    must(false); /* cpu_round_reads() */
+#define OF_TYPE(name) [K_##name] = avx2_matmul_##name,
+    static void (*const of[])(const struct cpu_rounded *) = {ROUND_TYPES(OF_TYPE)};
 #undef OF_TYPE
+
+    of[r->m.type](r); /* cpu_round_reads() */
 }
 
 static void round_rows_avx2(uint8_t *to, const float *x, int n, int n_in)

@@ -204,10 +204,11 @@ static void loader_code_row(const struct coded_rows *rows, int i, const struct t
     const struct slice *slice = &to->slice;
     size_t numbers = (size_t)k_format_scale_cols(&to->packed, slice->n_cols);
     size_t n_cols = (size_t)slice->n_cols, row_bytes = k_format_row_bytes(&to->packed, (int)n_cols);
+    const struct quant_coded own = {rows->codes, rows->scales + (size_t)i * numbers,
+                                    rows->zeros + (size_t)i * numbers};
     uint8_t *out = rows->bytes + (size_t)i * row_bytes;
 
-    quant_code_row(rows->codes, rows->scales + (size_t)i * numbers,
-                   rows->zeros + (size_t)i * numbers, &to->part, &to->packed, bytes,
+    quant_code_row(&own, &to->part, &to->packed, bytes,
                    (struct quant_run){slice_row(slice, row), slice->col, slice->n_cols});
     if (to->packed.elem == K_U8) {
         memcpy(out, rows->codes, n_cols);

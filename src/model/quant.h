@@ -215,7 +215,11 @@ void quant_codes(const struct k_unpacked *to, const struct quant_part *p, const 
 
 /* The codes of a run, one in a byte, with the scales and zero points of the groups of `as`, which
  * is a k_format_coded(), as float32. Any thread. */
-void quant_code_row(uint8_t *codes, float *scales, float *zeros, const struct quant_part *p,
+struct quant_coded {
+    uint8_t *codes;
+    float *scales, *zeros;
+};
+void quant_code_row(const struct quant_coded *to, const struct quant_part *p,
                     const struct k_format *as, const uint8_t *bytes, struct quant_run run);
 
 /* Put n bytes of whole rows, multiples of 16, in the order of K_BYTE_AT. Any thread. */

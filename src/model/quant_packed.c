@@ -711,19 +711,19 @@ void quant_codes(const struct k_unpacked *to, const struct quant_part *p, const 
     }
 }
 
-void quant_code_row(uint8_t *codes, float *scales, float *zeros, const struct quant_part *p,
+void quant_code_row(const struct quant_coded *to, const struct quant_part *p,
                     const struct k_format *as, const uint8_t *bytes, struct quant_run run)
 {
     const struct quant_codes *from = p->kind->codes;
 
-    from->row(codes, p, bytes, run.row, run.first, run.n);
-    for (int col = 0; col < run.n; col += as->group_cols) {
-        int group = (run.first + col) / p->group;
+    from->row(to->codes, p, bytes, run.row, run.first, run.n);
+    for (int i = 0; i * as->group_cols < run.n; i++) {
+        int group = (run.first + i * as->group_cols) / p->group;
         struct tensor scale = *p->beside[SCALES];
 
         scale.data = from->scale(p, bytes, run.row, group);
-        *scales++ = quant_number(&scale, 0);
-        *zeros++ = (float)from->zero(p, run.row, group);
+        to->scales[i] = quant_number(&scale, 0);
+        to->zeros[i] = (float)from->zero(p, run.row, group);
     }
 }
 
