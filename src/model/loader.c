@@ -352,10 +352,10 @@ static void loader_find_part(struct loader *l, struct part *p)
     }
 }
 
-/* A part whose numbers are bf16 in the file, in the order of the matrix. */
+/* A part whose numbers are bf16 in the file. */
 static bool loader_is_bf16(const struct part *p)
 {
-    return p->q.kind == NULL && p->q.data != NULL && p->type == DEVICE_BF16 && !p->is_turned;
+    return p->q.kind == NULL && p->q.data != NULL && p->type == DEVICE_BF16;
 }
 
 /* True if every part is such. */
@@ -589,6 +589,9 @@ static void loader_list_parts(struct loader *l, const struct k_matrix *m, float 
             if (m->zeros != NULL)
                 to.zeros = (float *)(uintptr_t)m->zeros + numbers;
             to.at = row * k_format_row_bytes(&m->format, m->n_in);
+        } else if (parts[i].is_turned) {
+            to.use = BYTES_TURNED;
+            to.is_bf16 = !is_plain;
         } else if (!is_plain && (to.part.kind != NULL || m->format.elem == K_BF16_KEPT)) {
             /* The file's elements are the device's. */
             to.use = BYTES_COPIED;
@@ -599,8 +602,6 @@ static void loader_list_parts(struct loader *l, const struct k_matrix *m, float 
             /* Plain in the file, rounded by the setting `quantization`. */
             to.use = BYTES_ROUNDED;
             to.scales = dev_scales + row;
-        } else if (parts[i].is_turned) {
-            to.use = BYTES_TURNED;
         } else if (to.part.kind != NULL || rounds) {
             to.use = BYTES_CONVERTED;
             to.packed = to_round;

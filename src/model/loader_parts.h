@@ -33,6 +33,7 @@ struct target {
     struct k_format packed; /* BYTES_PACKED: of the matrix; BYTES_CONVERTED without a kind: what it
                              * is rounded to */
     struct slice slice;     /* of a vector: rows of one number */
+    bool is_bf16; /* BYTES_TURNED: dst holds bf16 (K_BF16_KEPT), else numbers of the device */
     void *dst;
     size_t at;      /* element of dst; for BYTES_COPIED and BYTES_PACKED a byte */
     float *scales;  /* BYTES_ROUNDED, bytes by row, and codes in the order of a row: scales of the

@@ -59,6 +59,23 @@ size_t loader_row_bytes(const struct target *to)
     return loader_elem_bytes(to, to->slice.cols);
 }
 
+/* Store n numbers that bf16 holds exactly, from element `at` of the target on. */
+static int loader_store_bf16(struct device *d, const struct target *to, size_t at,
+                             const float *floats, size_t n)
+{
+    uint16_t halves[256];
+    int rc = ERR_OK;
+
+    for (size_t first = 0; first < n && rc == ERR_OK; first += 256) {
+        size_t some = n - first < 256 ? n - first : 256;
+
+        for (size_t i = 0; i < some; i++)
+            memcpy(&halves[i], (const char *)&floats[first + i] + 2, 2); /* the upper half */
+        rc = d->ops->upload(d, (uint16_t *)to->dst + at + first, halves, 2 * some);
+    }
+    return rc;
+}
+
 /* Store a rank's slice of rows first .. first + n - 1 of a tensor, which are float32. Rows that are
  * whole in the slice go in one call, others one by one. */
 static int loader_store_floats(struct loader *l, int rank, const struct target *to,
@@ -74,11 +91,15 @@ static int loader_store_floats(struct loader *l, int rank, const struct target *
 
         if (slice->n_cols < slice->cols)
             step = 1;
-        for (int i = 0; i < run.n && rc == ERR_OK; i += step)
-            rc = device->ops->weights(
-                device, to->dst, to->at + (size_t)(run.to + i) * (size_t)slice->n_cols,
-                floats + (size_t)(run.from + i - first) * (size_t)slice->cols + slice->col,
-                DEVICE_F32, (size_t)step * (size_t)slice->n_cols);
+        for (int i = 0; i < run.n && rc == ERR_OK; i += step) {
+            const float *from =
+                floats + (size_t)(run.from + i - first) * (size_t)slice->cols + slice->col;
+            size_t at = to->at + (size_t)(run.to + i) * (size_t)slice->n_cols;
+            size_t some = (size_t)step * (size_t)slice->n_cols;
+
+            rc = to->is_bf16 ? loader_store_bf16(device, to, at, from, some)
+                             : device->ops->weights(device, to->dst, at, from, DEVICE_F32, some);
+        }
     }
     return rc;
 }
