@@ -431,6 +431,11 @@ static bool loader_keeps_bf16(const struct loader *l, struct k_matrix *m, const 
            l->d->ops->takes(l->d, m);
 }
 
+static size_t loader_n_scales(const struct k_matrix *m)
+{
+    return k_format_n_scales(&m->format, m->n_out, m->n_in);
+}
+
 /* For one log line after loading: how many matrices were converted, and how much larger they
  * became. The count is of the first ranks; bytes are summed over ranks. */
 static void loader_count_converted(struct loader *l, const struct k_matrix *m,
@@ -454,11 +459,32 @@ static void loader_count_converted(struct loader *l, const struct k_matrix *m,
                 count->as_they_are += parts[i].q.beside[k]->bytes;
         }
     }
-    count->bytes += (size_t)m->n_out * (size_t)m->n_in * l->d->elem_bytes;
+    count->is_rounded = !k_format_is_plain(&m->format);
+    if (count->is_rounded)
+        count->bytes += (size_t)m->n_out * k_format_row_bytes(&m->format, m->n_in) +
+                        loader_n_scales(m) * sizeof(float);
+    else
+        count->bytes += (size_t)m->n_out * (size_t)m->n_in * l->d->elem_bytes;
+}
+
+static bool loader_is_any_turned(const struct part *parts, int n_parts)
+{
+    for (int i = 0; i < n_parts; i++) {
+        if (parts[i].is_turned)
+            return true;
+    }
+    return false;
+}
+
+/* Is a part of another format than its matrix, which is in e4m3 with a scale per row? */
+static bool loader_is_rounded_part(const struct k_matrix *m, const struct part *part)
+{
+    return part->q.kind != NULL && k_format_is_by_row(&m->format, K_E4M3) &&
+           !k_format_is_by_row(&part->q.format, K_E4M3);
 }
 
 /* Choose the format of a matrix on the device: the wanted one if the device multiplies with it,
- * else plain numbers. */
+ * else plain numbers, or those that they are rounded to. */
 static void loader_choose_format(struct loader *l, struct k_matrix *m, const struct part *parts,
                                  int n_parts, enum loader_use use)
 {
@@ -482,12 +508,12 @@ static void loader_choose_format(struct loader *l, struct k_matrix *m, const str
     m->format = plain;
     if (k_format_is_plain(&wanted) && has_all)
         return;
+    /* Rounded, if the setting asks for it: half of the plain format's bytes. */
+    m->format = loader_rounded_format(l, use);
+    if (!k_format_is_by_row(&m->format, K_E4M3) || loader_is_any_turned(parts, n_parts) ||
+        !l->d->ops->takes(l->d, m))
+        m->format = plain;
     loader_count_converted(l, m, parts, n_parts, &wanted);
-}
-
-static size_t loader_n_scales(const struct k_matrix *m)
-{
-    return k_format_n_scales(&m->format, m->n_out, m->n_in);
 }
 
 /* Write a part's scales into the matrix's array of scales, from row `row` of the matrix on. One
@@ -592,6 +618,9 @@ static void loader_list_parts(struct loader *l, const struct k_matrix *m, float 
         } else if (parts[i].is_turned) {
             to.use = BYTES_TURNED;
             to.is_bf16 = !is_plain;
+        } else if (loader_is_rounded_part(m, &parts[i])) {
+            to.use = BYTES_QUANTISED;
+            to.scales = dev_scales + row;
         } else if (!is_plain && (to.part.kind != NULL || m->format.elem == K_BF16_KEPT)) {
             /* The file's elements are the device's. */
             to.use = BYTES_COPIED;
@@ -788,7 +817,7 @@ static void loader_fill_matrix(struct loader *l, struct k_matrix *matrix, struct
     else
         loader_list_parts(l, matrix, scales, parts, n_parts, use);
     if (l->files != NULL && matrix->format.group_rows > 0 && parts[0].q.kind != NULL &&
-        !k_format_is_coded(&matrix->format))
+        !k_format_is_coded(&matrix->format) && !loader_is_rounded_part(matrix, &parts[0]))
         loader_fill_scales(l, matrix, scales, parts, n_parts);
 }
 

@@ -26,6 +26,7 @@ struct arranged; /* loader_experts.c: a matrix that is arranged when it has been
 struct loader_converted {
     char text[100]; /* the format of the first one, in words */
     int n;
+    bool is_rounded;           /* the last one became e4m3, as the setting quantization asks */
     size_t bytes, as_they_are; /* on the device, and in their own format; all ranks */
 };
 

@@ -19,6 +19,7 @@ enum use_of_bytes {
     BYTES_ROUNDED,   /* numbers of a file's type, rounded on the device to a format */
     BYTES_CONVERTED, /* dequantised, or rounded as if quantised, by the host; stored in the
                       * device's type */
+    BYTES_QUANTISED, /* dequantised by the host and rounded to e4m3, with a scale per row */
     BYTES_RAISED,    /* numbers of a file's type plus 1, in the device's type */
     BYTES_TURNED,    /* the tensor is the transpose of the matrix */
     BYTES_PACKED,    /* codes that go into records, with their scales, when all have come; or plain
@@ -35,11 +36,11 @@ struct target {
     struct slice slice;     /* of a vector: rows of one number */
     bool is_bf16; /* BYTES_TURNED: dst holds bf16 (K_BF16_KEPT), else numbers of the device */
     void *dst;
-    size_t at;      /* element of dst; for BYTES_COPIED and BYTES_PACKED a byte */
-    float *scales;  /* BYTES_ROUNDED, bytes by row, and codes in the order of a row: scales of the
-                   * rows, from the target's first */
-    float *zeros;   /* of such codes, likewise; NULL: they have none */
-    float *turned;  /* BYTES_TURNED, leader only: the whole matrix, gathered while its tensor is
+    size_t at;     /* element of dst; for BYTES_COPIED and BYTES_PACKED a byte */
+    float *scales; /* of the rows, from the target's first: of BYTES_ROUNDED, BYTES_QUANTISED, bytes
+                    * by row, and codes in the order of a row */
+    float *zeros;  /* of such codes, likewise; NULL: they have none */
+    float *turned; /* BYTES_TURNED, leader only: the whole matrix, gathered while its tensor is
                     * read */
     uint8_t *whole; /* likewise, the bytes of a tensor that is converted as a whole */
 };

@@ -47,8 +47,8 @@ size_t loader_elem_bytes(const struct target *to, int n)
 /* A tensor whose rows are not the matrix's is converted when all of it has come; packed are all. */
 bool loader_is_gathered(const struct target *to)
 {
-    return to->use == BYTES_PACKED ||
-           (to->use == BYTES_CONVERTED && to->part.kind != NULL && to->part.kind->is_whole);
+    return to->use == BYTES_PACKED || ((to->use == BYTES_CONVERTED || to->use == BYTES_QUANTISED) &&
+                                       to->part.kind != NULL && to->part.kind->is_whole);
 }
 
 /* Of one row of the tensor in the file; 0 if it is gathered. */
@@ -76,8 +76,42 @@ static int loader_store_bf16(struct device *d, const struct target *to, size_t a
     return rc;
 }
 
+/* Round n rows of a rank's slice, which are slice.cols numbers apart, and store their codes and
+ * scales from its row `row` on. Threads round beside each other: the mutex is held for the uploads
+ * alone. */
+static int loader_store_quantised(struct loader *l, struct device *d, const struct target *to,
+                                  const float *floats, int row, int n)
+{
+    size_t cols = (size_t)to->slice.n_cols;
+    int step = (int)(FLOATS / cols) + 1, rc = ERR_OK;
+    k_e4m3 *codes = mem_alloc((size_t)step * cols);
+    float *scales = mem_zalloc_array((size_t)step, sizeof *scales);
+
+    if (codes == NULL || scales == NULL)
+        rc = ERR_NO_MEMORY;
+    for (int first = 0; first < n && rc == ERR_OK; first += step) {
+        int some = n - first < step ? n - first : step;
+
+        for (int i = 0; i < some; i++) {
+            const struct k_quantised out = {.data = codes + (size_t)i * cols, .scales = scales + i};
+
+            ref_quantise(&out, floats + (size_t)(first + i) * (size_t)to->slice.cols, 1, (int)cols);
+        }
+        (void)pthread_mutex_lock(&l->turn); /* cannot fail: initialised, not held by us */
+        rc = d->ops->upload(d, (k_e4m3 *)to->dst + to->at + (size_t)(row + first) * cols, codes,
+                            (size_t)some * cols);
+        if (rc == ERR_OK)
+            rc = d->ops->upload(d, to->scales + row + first, scales, (size_t)some * sizeof *scales);
+        (void)pthread_mutex_unlock(&l->turn);
+    }
+    mem_free(codes);
+    mem_free(scales);
+    return rc;
+}
+
 /* Store a rank's slice of rows first .. first + n - 1 of a tensor, which are float32. Rows that are
- * whole in the slice go in one call, others one by one. */
+ * whole in the slice go in one call, others one by one. The mutex is held unless the use is
+ * BYTES_QUANTISED. */
 static int loader_store_floats(struct loader *l, int rank, const struct target *to,
                                const float *floats, int first, int n)
 {
@@ -87,18 +121,22 @@ static int loader_store_floats(struct loader *l, int rank, const struct target *
     int rc = ERR_OK;
 
     for (; run.n > 0 && rc == ERR_OK; run = slice_next(slice, run.from + run.n, first + n)) {
+        const float *from = floats + (size_t)(run.from - first) * (size_t)slice->cols + slice->col;
         int step = run.n;
 
+        if (to->use == BYTES_QUANTISED) {
+            rc = loader_store_quantised(l, device, to, from, run.to, run.n);
+            continue;
+        }
         if (slice->n_cols < slice->cols)
             step = 1;
         for (int i = 0; i < run.n && rc == ERR_OK; i += step) {
-            const float *from =
-                floats + (size_t)(run.from + i - first) * (size_t)slice->cols + slice->col;
+            const float *row = from + (size_t)i * (size_t)slice->cols;
             size_t at = to->at + (size_t)(run.to + i) * (size_t)slice->n_cols;
             size_t some = (size_t)step * (size_t)slice->n_cols;
 
-            rc = to->is_bf16 ? loader_store_bf16(device, to, at, from, some)
-                             : device->ops->weights(device, to->dst, at, from, DEVICE_F32, some);
+            rc = to->is_bf16 ? loader_store_bf16(device, to, at, row, some)
+                             : device->ops->weights(device, to->dst, at, row, DEVICE_F32, some);
         }
     }
     return rc;
@@ -127,7 +165,7 @@ static int loader_order_columns(const struct target *to, void *rows, int n_rows,
 /* True if the host computes the numbers before they are stored. */
 static bool loader_is_converted(const struct target *to)
 {
-    return to->use == BYTES_CONVERTED || to->use == BYTES_RAISED;
+    return to->use == BYTES_CONVERTED || to->use == BYTES_QUANTISED || to->use == BYTES_RAISED;
 }
 
 /* Gemma stores weights of norms minus one. Adding in float32, before rounding to the device's type,
@@ -139,7 +177,8 @@ static void loader_raise_numbers(float *out, const struct tensor *t, size_t n)
 }
 
 /* Convert n_rows rows from `first` on to float32 and store each rank's slice. The mutex is held
- * while storing, because the device's own operations are not thread-safe as pipes are. */
+ * while storing, because the device's own operations are not thread-safe as pipes are; rows that
+ * are rounded first take it themselves. */
 static int loader_convert_rows(struct loader *l, size_t idx, unsigned char *bytes, int first,
                                int n_rows)
 {
@@ -167,13 +206,16 @@ static int loader_convert_rows(struct loader *l, size_t idx, unsigned char *byte
                      : quant_round(floats, &part, 0, some, (int)cols, to->packed.elem);
         if (rc == ERR_OK)
             rc = loader_order_columns(to, floats, some, sizeof *floats);
-        (void)pthread_mutex_lock(&l->turn); /* cannot fail: initialised, not held by us */
         for (int i = 0; i < l->n_ranks && rc == ERR_OK; i++) {
-            if (loader_is_converted(loader_target_of(l, idx, i)))
-                rc = loader_store_floats(l, i, loader_target_of(l, idx, i), floats, first + row,
-                                         some);
+            const struct target *its = loader_target_of(l, idx, i);
+
+            if (its->use != BYTES_QUANTISED)
+                (void)pthread_mutex_lock(&l->turn); /* cannot fail, as above */
+            if (loader_is_converted(its))
+                rc = loader_store_floats(l, i, its, floats, first + row, some);
+            if (its->use != BYTES_QUANTISED)
+                (void)pthread_mutex_unlock(&l->turn);
         }
-        (void)pthread_mutex_unlock(&l->turn);
     }
     mem_free(floats);
     return rc;
@@ -267,6 +309,7 @@ static int loader_send_rows(struct device *d, const struct target *to,
     switch (to->use) {
     case BYTES_SUMMED:
     case BYTES_CONVERTED:
+    case BYTES_QUANTISED:
     case BYTES_RAISED:
     case BYTES_TURNED:
     case BYTES_PACKED: break;

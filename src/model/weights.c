@@ -869,7 +869,10 @@ static void weights_log_converted(const struct loader_converted *c, const struct
 {
     log_info("model: %d matrices are %s, which %s does not multiply with; they are held as %s: "
              "%.1f MiB instead of %.1f",
-             c->n, c->text, d->name, d->elem_bytes == sizeof(float) ? "float32" : "bf16",
+             c->n, c->text, d->name,
+             c->is_rounded                    ? "FP8, which quantization asks for"
+             : d->elem_bytes == sizeof(float) ? "float32"
+                                              : "bf16",
              (double)c->bytes / 0x1p20, (double)c->as_they_are / 0x1p20);
 }
 

@@ -757,6 +757,26 @@ static void check_ranks(const char *name, const char *folder, const char *twin, 
     }
 }
 
+/* A format that the device does not multiply with becomes what its numbers are rounded to. */
+static void check_rounded(const char *name, const char *folder, const char *twin,
+                          const int32_t *text, int n, int n_vocab)
+{
+    for (int n_ranks = 1; n_ranks <= 2; n_ranks++) {
+        char title[200];
+        int right;
+        size_t bytes;
+        float *got = logits_of(folder, "fp8", n_ranks, text, n, &right), *want;
+
+        bytes = layer_bytes;
+        want = logits_of(twin, "fp8", n_ranks, text, n, &right);
+        snprintf(title, sizeof title, "%s, rounded to FP8, %d ranks", name, n_ranks);
+        compare(title, got, want, (size_t)n * (size_t)n_vocab);
+        ok(bytes == layer_bytes, "%s: %zu bytes, those of float32 take %zu", title, bytes,
+           layer_bytes);
+        free(got), free(want);
+    }
+}
+
 static void check_format(const struct demo *d, const struct format *t, const int32_t *text, int n,
                          int n_right)
 {
@@ -792,6 +812,8 @@ static void check_format(const struct demo *d, const struct format *t, const int
            "rounded with the output matrix: chooses %d, unrounded %d", right, n_right);
         free(rounded);
     }
+    if (!on_gpu && t->layout >= NVFP4)
+        check_rounded(t->name, folder, twin, text, n, d->c.n_vocab);
     if (t->bits == 8 && t->group == 0) {
         rounded = logits_of(d->dir, "int8", 1, text, n, &right);
         compare("rounded to int8 while loading", rounded, on_gpu ? want : got,
