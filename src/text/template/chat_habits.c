@@ -9,13 +9,14 @@
 #include "base/must.h"
 #include "text/template/chat_parts.h"
 
-#define HABITS_WORD            "zqxjword"
-#define TOOL                   "zqxjtool"
-#define KEY                    "zqxjkey"
-#define VALUE                  "zqxjvalue"
-#define AS_TEXT                "\"" HABITS_WORD "\""
-#define AS_PARTS               "[{\"type\":\"text\",\"text\":\"" HABITS_WORD "\"}]"
-#define JSON_TEXT_OF_ARGUMENTS "{\"" KEY "\": \"" VALUE "\"}"
+#define HABITS_WORD              "zqxjword"
+#define TOOL                     "zqxjtool"
+#define KEY                      "zqxjkey"
+#define VALUE                    "zqxjvalue"
+#define AS_TEXT                  "\"" HABITS_WORD "\""
+#define AS_PARTS                 "[{\"type\":\"text\",\"text\":\"" HABITS_WORD "\"}]"
+#define JSON_TEXT_OF_ARGUMENTS   "{\"" KEY "\": \"" VALUE "\"}"
+#define PYTHON_TEXT_OF_ARGUMENTS "{'" KEY "': '" VALUE "'}"
 #define TOOLS                                                                               \
     "[{\"type\":\"function\",\"function\":{\"name\":\"" TOOL "\",\"description\":\"d\","    \
     "\"parameters\":{\"type\":\"object\",\"properties\":{\"" KEY "\":{\"type\":\"string\"," \
@@ -134,9 +135,9 @@ static enum chat_form chat_find_form(const struct asking *asking, enum chat_role
 
 /* Does the template print a call with content and arguments in these forms? bare: name and
  * arguments are members of the call, not of its function. *raw reports whether the output contains
- * the arguments exactly as JSON text. */
+ * the arguments as raw_text, exactly. */
 static bool chat_prints_call(const struct asking *asking, const char *content,
-                             const char *arguments, bool bare, bool *raw)
+                             const char *arguments, bool bare, const char *raw_text, bool *raw)
 {
     const char *open = bare ? "" : "\"function\":{";
     struct chat_prompt out = {0};
@@ -153,13 +154,14 @@ static bool chat_prints_call(const struct asking *asking, const char *content,
      * error as well. */
     good = chat_habits_ask(asking, messages, NULL, &out);
     good = chat_prints_text(&out, good, VALUE);
-    *raw = chat_prints_text(&out, good, JSON_TEXT_OF_ARGUMENTS);
+    *raw = chat_prints_text(&out, good, raw_text);
     buf_fini(&out.text);
     return good;
 }
 
 /* Determine the form of arguments. Most templates expect an object. One that raises for an object,
- * or prints it as Python would ({'a': 1}), expects JSON text. */
+ * or prints it as Python would ({'a': 1}), expects JSON text. That it prints a text as it is does
+ * not count alone: Gemma 4's does, and has a form of its own for objects. */
 static void chat_find_calls(const struct asking *asking, struct chat_habits *habits)
 {
     static const char object[] = "{\"" KEY "\":\"" VALUE "\"}";
@@ -171,16 +173,18 @@ static void chat_find_calls(const struct asking *asking, struct chat_habits *hab
     for (int i = 0; i < 4; i++) {
         const char *content = contents[i % 2];
         bool bare = i >= 2;
-        bool raw_object;
-        bool raw_text;
-        bool by_object = chat_prints_call(asking, content, object, bare, &raw_object);
-        bool by_text = chat_prints_call(asking, content, text, bare, &raw_text);
+        bool as_python;
+        bool as_json;
+        bool by_object =
+            chat_prints_call(asking, content, object, bare, PYTHON_TEXT_OF_ARGUMENTS, &as_python);
+        bool by_text =
+            chat_prints_call(asking, content, text, bare, JSON_TEXT_OF_ARGUMENTS, &as_json);
 
         if (!by_object && !by_text)
             continue;
         habits->bare_calls = bare;
         habits->calls_without_text = i % 2 == 1;
-        habits->text_arguments = !by_object || (!raw_object && raw_text);
+        habits->text_arguments = !by_object || (as_python && as_json);
         return;
     }
 }

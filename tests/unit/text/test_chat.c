@@ -139,6 +139,11 @@ static void test_arguments(void)
     check(concat, text, false, "f{\"a\":7}");
     check(concat, object, false, "f{\"a\": 7}");
     check(print, text, false, "{\"a\":7}");
+    /* Gemma 4's prints a text as it is, and an object in a form of its own. */
+    check(LOOP("{% for t in m.tool_calls %}{% if t.function.arguments is mapping %}"
+               "{% for k, v in t.function.arguments | items %}{{ k }}:{{ v }};{% endfor %}"
+               "{% else %}{{ t.function.arguments }}{% endif %}{% endfor %}"),
+          text, false, "a:7;");
     check(LOOP("{% for t in m.tool_calls %}{{ t.function.arguments | tojson }}{% endfor %}"), text,
           false, "{\"a\": 7}");
     /* gpt-oss's first template looks for them beside the call's id. */
