@@ -652,7 +652,8 @@ static void gguf_add_end(int32_t *out, int *n, int cap, int64_t id)
         out[(*n)++] = (int32_t)id;
 }
 
-/* Does a token of this name and type end a text? Some files have Gemma 4's as added ones. */
+/* Does a token of this name and type end a text? Some files have Gemma 4's as added ones, and its
+ * <eos>, which is the second of its ends there, as a normal one. */
 static bool gguf_is_end(struct gguf_text token, int kind, bool has_messages)
 {
     /* The last tokens of turns and texts in the families' own generation_config.json. */
@@ -660,8 +661,10 @@ static bool gguf_is_end(struct gguf_text token, int kind, bool has_messages)
         "<|im_end|>",         "<|eot_id|>",    "<|eom_id|>",    "<|end_of_text|>",
         "<end_of_turn>",      "<|endoftext|>", "[|endofturn|]", "<|END_OF_TURN_TOKEN|>",
         "<end_of_utterance>", "<|return|>",    "<|call|>",      "<|flush|>",
-        "<|calls|>"};
+        "<|calls|>",          "</s>"};
 
+    if (gguf_text_is(token, "<eos>"))
+        return true;
     if (gguf_text_is(token, "<turn|>") || gguf_text_is(token, "<|tool_response>"))
         return kind == GGUF_TOKEN_CONTROL || kind == GGUF_TOKEN_ADDED;
     for (size_t i = 0; i < sizeof names / sizeof names[0] && kind == GGUF_TOKEN_CONTROL; i++) {

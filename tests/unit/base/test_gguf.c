@@ -330,6 +330,8 @@ static void test_ends(void)
     static const char *const solar[] = {"</s>", "<|end|>", "<|flush|>", "<|calls|>"};
     static const char *const phi[] = {"<|endoftext|>", "<|end|>", "<|user|>", "x"};
     static const char *const gemma[] = {"<eos>", "<turn|>", "<|tool_response>", "<|turn>"};
+    static const char *const turns[] = {"<turn|>", "<eos>", "</s>", "a"};
+    static const char *const nemotron[] = {"<|im_end|>", "</s>", "<s>", "a"};
 
     check_ends(chat, 4, GGUF_TOKEN_CONTROL, "0 1 3");
     check_ends(chat, 4, GGUF_TOKEN_NORMAL, "0");
@@ -338,6 +340,8 @@ static void test_ends(void)
     check_ends(solar, 4, GGUF_TOKEN_CONTROL, "0 2 3");
     check_ends(gemma, 4, GGUF_TOKEN_CONTROL, "0 1 2");
     check_ends(gemma, 4, GGUF_TOKEN_ADDED, "0 1 2");
+    check_ends(turns, 4, GGUF_TOKEN_NORMAL, "0 1");
+    check_ends(nemotron, 4, GGUF_TOKEN_CONTROL, "0 1");
 }
 
 int main(void)
