@@ -1,7 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * A private server. Its standard output is a pipe that says when it is ready; its standard error is
- * a file, which is printed when the start fails. */
+ * a file, which is printed when the start fails.
+ *
+ *    this command -> the keeper -> quire serve -> its engine and fronts
+ *
+ * Each gets SIGTERM when the one before it dies. The keeper, a fork of this command, removes the folder when the server has ended: so nothing stays of a
+ * command that is killed. */
 #include "tools/private.h"
 
 #include <errno.h>
@@ -41,17 +46,18 @@ static void private_describe(const struct private_server *p, struct private_plan
     plan->args[n] = NULL;
 }
 
-/* In the new process. Its own process group: Ctrl-C reaches this command alone, which ends it. */
-static _Noreturn void private_exec(const struct private_plan *plan, int out, pid_t parent)
+/* In the new process of the server. */
+static _Noreturn void private_exec(const struct private_plan *plan, int out, int log, pid_t parent)
 {
     int in = open("/dev/null", O_RDONLY | O_CLOEXEC);
-    int log = open(plan->log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+    sigset_t none;
 
-    (void)setpgid(0, 0);
+    (void)sigemptyset(&none);
+    (void)sigprocmask(SIG_SETMASK, &none, NULL);
     (void)prctl(PR_SET_PDEATHSIG, SIGTERM);
     if (getppid() != parent) /* it died before prctl() */
         _exit(127);
-    if (in == -1 || log == -1 || dup2(in, STDIN_FILENO) == -1 || dup2(out, STDOUT_FILENO) == -1 ||
+    if (in == -1 || dup2(in, STDIN_FILENO) == -1 || dup2(out, STDOUT_FILENO) == -1 ||
         dup2(log, STDERR_FILENO) == -1)
         _exit(127);
     (void)execv("/proc/self/exe", (char *const *)(uintptr_t)plan->args);
@@ -59,19 +65,48 @@ static _Noreturn void private_exec(const struct private_plan *plan, int out, pid
     _exit(127);
 }
 
-/* The end of the log of a server that did not start. */
-static void private_show(const struct private_plan *plan)
+/* In the new process of the keeper, until the server has ended. Its own process group: Ctrl-C
+ * reaches this command alone, which ends it. */
+static _Noreturn void private_keep(const struct private_server *p, const struct private_plan *plan,
+                                   int out, int log, pid_t parent)
 {
-    FILE *file = fopen(plan->log, "re");
-    char line[4096];
+    pid_t self = getpid(), server;
+    sigset_t watched;
+    int number, status;
 
-    if (file == NULL)
-        return;
-    if (fseeko(file, -PRIVATE_LINES_SHOW, SEEK_END) == -1)
-        rewind(file); /* it is shorter */
-    while (fgets(line, sizeof line, file) != NULL)
-        (void)fputs(line, stderr);
-    (void)fclose(file); /* it was only read from */
+    (void)setpgid(0, 0);
+    (void)sigemptyset(&watched);
+    (void)sigaddset(&watched, SIGTERM);
+    (void)sigaddset(&watched, SIGCHLD);
+    (void)sigprocmask(SIG_SETMASK, &watched, NULL);
+    (void)signal(SIGCHLD, SIG_DFL); /* ignored, it would not be seen */
+    (void)signal(SIGHUP, SIG_IGN);
+    (void)prctl(PR_SET_PDEATHSIG, SIGTERM);
+    server = getppid() == parent ? fork() : -1;
+    if (server == 0)
+        private_exec(plan, out, log, self);
+    (void)close(out); /* the command sees the server's end */
+    /* The pipe of what this command prints must end with this command. */
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
+        (void)close(fd);
+    while (server > 0 && waitpid(server, &status, WNOHANG) == 0) {
+        if (sigwait(&watched, &number) == 0 && number == SIGTERM)
+            (void)kill(server, SIGTERM); /* it may have ended */
+    }
+    serve_folder_delete(p->folder);
+    _exit(0);
+}
+
+/* The end of the log of a server that did not start. */
+static void private_show(int log)
+{
+    char text[PRIVATE_LINES_SHOW];
+    off_t len = lseek(log, 0, SEEK_END);
+    ssize_t got =
+        pread(log, text, sizeof text, len > PRIVATE_LINES_SHOW ? len - PRIVATE_LINES_SHOW : 0);
+
+    if (got > 0)
+        (void)fwrite(text, 1, (size_t)got, stderr);
 }
 
 /* Wait for the line "ready: ...". False: the server has ended, or *stop was set. */
@@ -93,28 +128,36 @@ bool private_start(struct private_server *p, const char *model, char **settings,
 {
     struct private_plan plan;
     pid_t parent = getpid();
-    int out[2];
+    int out[2], log;
     bool good;
 
     if (n_settings > PRIVATE_ARGS_MAX) {
         (void)fprintf(stderr, "there are more than %d settings\n", PRIVATE_ARGS_MAX);
         return false;
     }
-    if (!serve_folder_new(p->folder, sizeof p->folder, &p->lock) || pipe2(out, O_CLOEXEC) == -1) {
+    if (!serve_folder_new(p->folder, sizeof p->folder, &p->lock)) {
         (void)fprintf(stderr, "no private server can be started: %s\n", strerror(errno));
         return false;
     }
     private_describe(p, &plan, model, settings, n_settings);
+    log = open(plan.log, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+    if (log == -1 || pipe2(out, O_CLOEXEC) == -1) {
+        (void)fprintf(stderr, "no private server can be started: %s\n", strerror(errno));
+        if (log != -1)
+            (void)close(log);
+        return false;
+    }
     p->pid = fork();
     if (p->pid == 0)
-        private_exec(&plan, out[1], parent);
+        private_keep(p, &plan, out[1], log, parent);
     (void)close(out[1]);
     if (p->pid == -1)
         p->pid = 0;
     good = p->pid != 0 && private_wait(out[0], stop);
     (void)close(out[0]);
     if (!good && !*stop)
-        private_show(&plan);
+        private_show(log);
+    (void)close(log);
     *url = (struct http_url){.host = "localhost"};
     (void)snprintf(url->socket, sizeof url->socket, "%s", plan.socket);
     return good;
@@ -141,7 +184,7 @@ void private_end(struct private_server *p)
         p->pid = 0;
     }
     if (p->lock != -1) {
-        serve_folder_delete(p->folder);
+        serve_folder_delete(p->folder); /* the keeper has, unless it was killed */
         (void)close(p->lock);
         p->lock = -1;
     }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A private server: `quire serve` as a child, on a unix socket in a folder of mode 0700. The kernel
- * sends it SIGTERM when this process dies, however that happens, and it then removes its own
- * folders. Called by the main thread, because that signal belongs to the thread that forks. */
+ * A private server: `quire serve` below this process, on a unix socket in a folder of mode 0700. It
+ * ends when this process dies, however that happens, and all folders are removed. Called by the main
+ * thread, because the kernel's signal for that belongs to the thread that forks. */
 #ifndef QUIRE_TOOLS_PRIVATE_H
 #define QUIRE_TOOLS_PRIVATE_H
 
@@ -13,7 +13,7 @@
 #include "tools/http.h"
 
 struct private_server {
-    pid_t pid; /* 0: none */
+    pid_t pid; /* of its keeper (private.c); 0: none */
     char folder[80];
     int lock; /* of the folder; a later server removes a folder without lock */
 };

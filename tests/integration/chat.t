@@ -13,6 +13,7 @@ import re
 import signal
 import socket
 import subprocess
+import tempfile
 import threading
 import time
 
@@ -255,6 +256,22 @@ with tap.section("a private server"):
     tap.ok(until(lambda: p.poll() is not None, WAIT_S) and p.returncode == 1,
            "Ctrl-C ends generate while it waits for input", p.returncode)
     tap.ok(len(of) == 1 and ended(of), "and its server", of)
+    for number in (signal.SIGKILL, signal.SIGHUP):
+        with tempfile.TemporaryDirectory(prefix="quire-t-") as run:
+            p = subprocess.Popen([QUIRE, "generate", "--model", MODEL, "-", *settings], text=True,
+                                 stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                 env=dict(os.environ, XDG_RUNTIME_DIR=run))
+            p.stdin.write(ASK + "\n")
+            p.stdin.flush()
+            tap.ok(p.stdout.readline() != "", "an answer comes")
+            of = children(p.pid)
+            p.send_signal(number)
+            p.wait()
+            tap.ok(len(of) == 1 and ended(of) and until(lambda: os.listdir(run) == [], WAIT_S),
+                   "of a command that is killed by %s no process and no folder stays" % number.name,
+                   os.listdir(run))
+            p.stdin.close()
+            p.stdout.close()
 
 with tap.section("usage"):
     for name, args, word in (
