@@ -155,8 +155,14 @@ static const char *pooling_architecture(struct pooling_source *in)
         return own;
     if (n > 0 && pooling_stem(other, &is_headless) == n && strncmp(own, other, n) == 0)
         return other;
-    log_error("hf_overrides: architectures must be a list of one name of the family of \"%.80s\"",
-              own);
+    if (own[0] == '\0')
+        log_error(
+            "hf_overrides: architectures replaces a name of config.json; a GGUF file says its "
+            "family itself");
+    else
+        log_error("hf_overrides: architectures must be a list of one name of the family of "
+                  "\"%.80s\"",
+                  own);
     pooling_fail(in, ERR_UNSUPPORTED);
     return own;
 }
