@@ -3,6 +3,7 @@
  * Options and answers that quire chat and quire generate share. */
 #include "tools/ask.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -196,6 +197,18 @@ bool ask_connect(struct ask *a, struct private_server *server, const volatile si
         a->model[0] = '\0'; /* the server names it */
     }
     return ask_find_model(a);
+}
+
+bool ask_could_print(const struct ask *a)
+{
+    if (ferror(stdout) == 0)
+        return true;
+    /* Which write failed is not known here; another one fails for the same reason. */
+    (void)fputc('\n', stdout);
+    (void)fflush(stdout);
+    (void)fprintf(stderr, "%s: standard output cannot be written: %s\n", a->command,
+                  strerror(errno));
+    return false;
 }
 
 void ask_add_message(struct buf *messages, const char *role, const char *content, size_t len)

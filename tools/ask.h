@@ -101,6 +101,9 @@ bool ask_connect(struct ask *a, struct private_server *server, const volatile si
 /* The sentence of an answer with an error status, from its JSON if it has some. Reads the body. */
 void ask_refusal(struct http *h, char *text, size_t cap);
 
+/* Could everything be printed on standard output? False: the reason was printed. */
+bool ask_could_print(const struct ask *a);
+
 /* Append {"role":role,"content":content} to a list of messages, with a comma where needed. */
 void ask_add_message(struct buf *messages, const char *role, const char *content, size_t len);
 

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * A private server. Its standard output is a pipe that says when it is ready; its standard error is
- * a file, which is printed when the start fails.
+ * a file in memory, the end of which is printed when the start fails: also when that is because the
+ * disk is full.
  *
  *    this command -> the keeper -> quire serve -> its engine and fronts
  *
- * Each gets SIGTERM when the one before it dies. The keeper, a fork of this command, removes the folder when the server has ended: so nothing stays of a
- * command that is killed. */
+ * Each gets SIGTERM when the one before it dies. The keeper, a fork of this command, removes
+ * the folder when the server has ended: so nothing stays of a command that is killed. */
 #include "tools/private.h"
 
 #include <errno.h>
@@ -14,6 +15,7 @@
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -26,7 +28,7 @@
 
 struct private_plan {
     const char *args[PRIVATE_ARGS_MAX + 8];
-    char socket[100], log[100];
+    char socket[100];
 };
 
 static void private_describe(const struct private_server *p, struct private_plan *plan,
@@ -35,7 +37,6 @@ static void private_describe(const struct private_server *p, struct private_plan
     int n = 0;
 
     (void)snprintf(plan->socket, sizeof plan->socket, "%s/api.sock", p->folder);
-    (void)snprintf(plan->log, sizeof plan->log, "%s/serve.log", p->folder);
     plan->args[n++] = "quire";
     plan->args[n++] = "serve";
     plan->args[n++] = model;
@@ -140,7 +141,7 @@ bool private_start(struct private_server *p, const char *model, char **settings,
         return false;
     }
     private_describe(p, &plan, model, settings, n_settings);
-    log = open(plan.log, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+    log = memfd_create("serve.log", MFD_CLOEXEC);
     if (log == -1 || pipe2(out, O_CLOEXEC) == -1) {
         (void)fprintf(stderr, "no private server can be started: %s\n", strerror(errno));
         if (log != -1)

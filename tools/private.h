@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * A private server: `quire serve` below this process, on a unix socket in a folder of mode 0700. It
- * ends when this process dies, however that happens, and all folders are removed. Called by the main
- * thread, because the kernel's signal for that belongs to the thread that forks. */
+ * ends when this process dies, however that happens, and all folders are removed. Called by the
+ * main thread, because the kernel's signal for that belongs to the thread that forks. */
 #ifndef QUIRE_TOOLS_PRIVATE_H
 #define QUIRE_TOOLS_PRIVATE_H
 

@@ -4,9 +4,11 @@
 #include "tools/quire.h"
 
 #include <config.h>
+#include <fcntl.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/near.h"
 
@@ -32,12 +34,23 @@ static int unknown(const char *word)
     return 2;
 }
 
+/* A descriptor of 0 to 2 that is closed would be that of the next file or socket, and messages and
+ * answers would be written into it. What is opened instead cannot be written (1) or read. */
+static void open_standard(void)
+{
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++) {
+        if (fcntl(fd, F_GETFD) == -1)
+            (void)open("/dev/null", fd == STDERR_FILENO ? O_WRONLY : O_RDONLY); /* gets fd */
+    }
+}
+
 int main(int argc, char **argv)
 {
     const char *first = argc >= 2 ? argv[1] : "";
     bool wants_help =
         strcmp(first, "--help") == 0 || strcmp(first, "-h") == 0 || strcmp(first, "help") == 0;
 
+    open_standard();
     if (strcmp(first, "--version") == 0)
         return printf("quire %s\n", PACKAGE_VERSION) < 0;
     if (argc > 2 && strcmp(argv[argc - 1], "-h") == 0) {

@@ -230,7 +230,7 @@ static int chat_run(struct chat *c)
     chat_reset(c);
     if (c->is_terminal)
         printf("%s; /reset begins anew, /exit ends, Ctrl-C stops an answer\n", c->ask.model);
-    while (chat_read(c, &said) && strcmp(buf_text(&said), "/exit") != 0) {
+    while (ferror(stdout) == 0 && chat_read(c, &said) && strcmp(buf_text(&said), "/exit") != 0) {
         if (strcmp(buf_text(&said), "/reset") == 0)
             chat_reset(c);
         else if (said.len > 0 && said.bytes[0] == '/' && strchr(said.bytes, ' ') == NULL)
@@ -239,7 +239,7 @@ static int chat_run(struct chat *c)
             rc = chat_turn(c, &said);
     }
     buf_fini(&said);
-    return rc == ERR_OK ? 0 : 1;
+    return ask_could_print(&c->ask) && rc == ERR_OK ? 0 : 1;
 }
 
 int quire_chat(int argc, char **argv)

@@ -348,6 +348,8 @@ static void generate_print(struct generate *g, size_t idx, struct buf *out, bool
         slot->done = false;
     }
     (void)fflush(stdout);
+    if (ferror(stdout) != 0)
+        generate_stop = 1; /* nothing would be seen of further answers */
     (void)pthread_cond_broadcast(&g->printed);
     (void)pthread_mutex_unlock(&g->output_lock);
 }
@@ -389,7 +391,7 @@ static int generate_run(struct generate *g)
     if (g->n_failed > 0)
         (void)fprintf(stderr, "%s: %zu of %zu prompts have no answer\n", g->ask.command,
                       g->n_failed, g->n_taken);
-    return g->n_failed > 0 || generate_stop || ferror(stdout) ? 1 : 0;
+    return !ask_could_print(&g->ask) || g->n_failed > 0 || generate_stop ? 1 : 0;
 }
 
 /* Take one option. The exit status, or -1 to go on. */

@@ -256,6 +256,17 @@ with tap.section("a private server"):
     tap.ok(until(lambda: p.poll() is not None, WAIT_S) and p.returncode == 1,
            "Ctrl-C ends generate while it waits for input", p.returncode)
     tap.ok(len(of) == 1 and ended(of), "and its server", of)
+    for command, said in ((["generate", "--model", MODEL, "--prompt", ASK], ""),
+                          (["chat", MODEL], ASK + "\n")):
+        with open("/dev/full", "w", encoding="utf-8") as full:
+            p = subprocess.run([QUIRE, *command, *greedy, *settings], input=said, text=True,
+                               stdout=full, stderr=subprocess.PIPE, check=False)
+        tap.ok(p.returncode == 1 and "standard output cannot be written: No space" in p.stderr,
+               command[0] + " says that its output cannot be written", p.stderr)
+        p = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", QUIRE, *command, *greedy, *settings],
+                           input=said, text=True, stderr=subprocess.PIPE, check=False)
+        tap.ok(p.returncode == 1 and "standard output cannot be written" in p.stderr,
+               "or is closed", p.stderr)
     for number in (signal.SIGKILL, signal.SIGHUP):
         with tempfile.TemporaryDirectory(prefix="quire-t-") as run:
             p = subprocess.Popen([QUIRE, "generate", "--model", MODEL, "-", *settings], text=True,
