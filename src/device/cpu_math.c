@@ -107,7 +107,7 @@ static inline float cpu_zero(const struct cpu_scales *s, size_t group, enum k_ty
 }
 
 /* Scale and minimum j of Q4_K and Q5_K (kernels/ref_blocks.c). */
-static inline void six_bits(const uint8_t *s, int j, int *scale, int *least)
+INLINED void six_bits(const uint8_t *s, int j, int *scale, int *least)
 {
     if (j < 4) {
         *scale = s[j] & 63;
@@ -268,8 +268,8 @@ bool cpu_math_reads(enum k_type type)
 
 bool cpu_math_multiplies(enum k_type type)
 {
-    return type == K_F32 || type == K_BF16_KEPT || type == K_Q4_0 || type == K_Q4_1 ||
-           type == K_Q8_0 || type == K_Q4_K || type == K_Q5_K || type == K_Q6_K;
+    return (size_t)type < sizeof products_plain / sizeof products_plain[0] &&
+           products_plain[type] != NULL;
 }
 
 bool cpu_math_scales(enum k_type type)

@@ -218,7 +218,7 @@ INLINED int round_half_scale(const uint8_t *at, int j, const enum k_type type)
 }
 
 /* Scale and minimum j of Q4_K and Q5_K (kernels/ref_blocks.c). */
-static inline void round_six_bits(const uint8_t *s, int j, int *scale, int *least)
+INLINED void round_six_bits(const uint8_t *s, int j, int *scale, int *least)
 {
     if (j < 4) {
         *scale = s[j] & 63;

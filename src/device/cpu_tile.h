@@ -37,6 +37,7 @@ typedef struct {
 #define matmul_as     TILE(matmul_as)
 #define weight_of_32  TILE(weight_of_32)
 #define weight_of_256 TILE(weight_of_256)
+#define any_part      TILE(any_part)
 #define bits_of       TILE(bits_of)
 #define expand_row    TILE(expand_row)
 #define dots          TILE(dots)
@@ -197,26 +198,32 @@ INLINED void matmul_as(const struct cpu_matmul *m, const enum k_type type)
         matmul_rows(m, r, m->row_last, 1, type == K_BF16_KEPT ? TILE_ONE / 2 : TILE_ONE, type);
 }
 
+#define MULTIPLY(type)                                          \
+    static void TILE(matmul_##type)(const struct cpu_matmul *m) \
+    {                                                           \
+        matmul_as(m, K_##type);                                 \
+    }
+MULTIPLY(F32)
+MULTIPLY(BF16_KEPT)
+MULTIPLY(Q4_0)
+MULTIPLY(Q4_1)
+MULTIPLY(Q8_0)
+MULTIPLY(Q4_K)
+MULTIPLY(Q5_K)
+MULTIPLY(Q6_K)
+#undef MULTIPLY
+
+/* By type; NULL: matmul() does not multiply with it. */
+static void (*const TILE(products)[])(const struct cpu_matmul *) = {
+    [K_F32] = TILE(matmul_F32),   [K_BF16_KEPT] = TILE(matmul_BF16_KEPT),
+    [K_Q4_0] = TILE(matmul_Q4_0), [K_Q4_1] = TILE(matmul_Q4_1),
+    [K_Q8_0] = TILE(matmul_Q8_0), [K_Q4_K] = TILE(matmul_Q4_K),
+    [K_Q5_K] = TILE(matmul_Q5_K), [K_Q6_K] = TILE(matmul_Q6_K),
+};
+
 static void TILE(matmul)(const struct cpu_matmul *m)
 {
-    if (m->type == K_F32)
-        matmul_as(m, K_F32);
-    else if (m->type == K_BF16_KEPT)
-        matmul_as(m, K_BF16_KEPT);
-    else if (m->type == K_Q4_0)
-        matmul_as(m, K_Q4_0);
-    else if (m->type == K_Q4_1)
-        matmul_as(m, K_Q4_1);
-    else if (m->type == K_Q8_0)
-        matmul_as(m, K_Q8_0);
-    else if (m->type == K_Q4_K)
-        matmul_as(m, K_Q4_K);
-    else if (m->type == K_Q5_K)
-        matmul_as(m, K_Q5_K);
-    else {
-        must(m->type == K_Q6_K); /* cpu_math_multiplies() */
-        matmul_as(m, K_Q6_K);
-    }
+    TILE(products)[m->type](m);
 }
 
 /* --- attention ------------------------------------------------------------------------------- */
@@ -455,6 +462,7 @@ static const struct cpu_math TILE(math) = {
 #undef matmul_as
 #undef weight_of_32
 #undef weight_of_256
+#undef any_part
 #undef bits_of
 #undef expand_row
 #undef dots

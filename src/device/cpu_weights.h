@@ -3,13 +3,13 @@
  * Elements of rows of weights as float32, for one instruction set; included by cpu_tile.h only,
  * whose names and macros it uses.
  *
- * weight_part() is the one place that knows a type. Products of the types that
- * cpu_math_multiplies() names are built of it directly; rows of all types are made float32 by
- * expand(), of which `expands` has a function for each. Layouts of blocks are those of
+ * weight_part() and any_part() are the places that know a type. Products of the types that
+ * cpu_math_multiplies() names are built of the first directly; rows of all types are made float32
+ * by expand(), of which `expands` has a function for each. Layouts of blocks are those of
  * kernels/ref_blocks.c, and so are the roundings. */
 
 /* scale * q - least, rounded twice. */
-static inline part plus_least(part_int q, float scale, float least)
+INLINED part plus_least(part_int q, float scale, float least)
 {
     part product = scale * __builtin_convertvector(q, part);
 
@@ -47,7 +47,7 @@ INLINED part weight_of_256(const uint8_t *b, int i, int p, const enum k_type typ
 }
 
 /* Bits `first` and on of four bytes, one in each number. */
-static inline part_int bits_of(const uint8_t *at, int first)
+INLINED part_int bits_of(const uint8_t *at, int first)
 {
     part_int by;
     uint32_t bits;
@@ -75,9 +75,9 @@ INLINED part weight_of_32(const uint8_t *b, int i, int p, const enum k_type type
     return plus_least(HALVES(b + 8) | bits_of(b + 4, i + p * WIDTH) << 4, HALF(b), HALF(b + 2));
 }
 
-/* Elements k + p * WIDTH and on of a row of weights, of scaled types the stored numbers; k is a
- * multiple of 16. type is a constant wherever this is inlined. WIDE_U8() and its like read WIDTH
- * numbers as whole ones, HALF() an f16 number, LOOKUP() numbers of a table of 16. */
+/* Elements k + p * WIDTH and on of a row of weights; k is a multiple of 16. type is a constant
+ * wherever this is inlined. WIDE_U8() and its like read WIDTH numbers as whole ones, HALF() an f16
+ * number, LOOKUP() numbers of a table of 16. */
 INLINED part weight_part(const uint8_t *row, int k, int p, const enum k_type type)
 {
     const uint8_t *b = row + (size_t)(k / k_type_block(type)) * (size_t)k_type_block_bytes(type);
@@ -91,14 +91,6 @@ INLINED part weight_part(const uint8_t *row, int k, int p, const enum k_type typ
     if (type == K_Q8_0) {
         return HALF(b) * __builtin_convertvector(WIDE_I8(b + 2 + i + p * WIDTH), part);
     }
-    if (type == K_E4M3)
-        return E4M3(row + (size_t)k + (size_t)(p * WIDTH));
-    if (type == K_U8)
-        return __builtin_convertvector(WIDE_U8(row + (size_t)k + (size_t)(p * WIDTH)), part);
-    if (type == K_Q5_0 || type == K_Q5_1 || type == K_IQ4_NL || type == K_MXFP4 || type == K_U4)
-        return weight_of_32(b, i, p, type);
-    if (type == K_Q2_K || type == K_Q3_K || type == K_IQ4_XS)
-        return weight_of_256(b, i, p, type);
     shift = i / 16 * 4; /* of blocks of 32: the low halves of 16 bytes, then the high ones */
     if (type == K_Q4_0)
         return HALF(b) *
@@ -149,6 +141,23 @@ INLINED lanes weight_rest(const uint8_t *row, int k, int n, const enum k_type ty
     return load_rest(rest, n);
 }
 
+/* The same of any type, of scaled types the stored numbers. */
+INLINED part any_part(const uint8_t *row, int k, int p, const enum k_type type)
+{
+    const uint8_t *b = row + (size_t)(k / k_type_block(type)) * (size_t)k_type_block_bytes(type);
+    int i = k % k_type_block(type);
+
+    if (type == K_E4M3)
+        return E4M3(row + (size_t)k + (size_t)(p * WIDTH));
+    if (type == K_U8)
+        return __builtin_convertvector(WIDE_U8(row + (size_t)k + (size_t)(p * WIDTH)), part);
+    if (type == K_Q5_0 || type == K_Q5_1 || type == K_IQ4_NL || type == K_MXFP4 || type == K_U4)
+        return weight_of_32(b, i, p, type);
+    if (type == K_Q2_K || type == K_Q3_K || type == K_IQ4_XS)
+        return weight_of_256(b, i, p, type);
+    return weight_part(row, k, p, type);
+}
+
 /* One row as float32. Elements of scaled types are (number - zero) * scale, of a group each. */
 INLINED void expand_row(float *out, const struct cpu_matmul *m, int o, const enum k_type type)
 {
@@ -167,7 +176,7 @@ INLINED void expand_row(float *out, const struct cpu_matmul *m, int o, const enu
 
         for (; k + LANES <= last; k += LANES) {
             for (int p = 0; p < PARTS; p++) {
-                part v = weight_part(row, k, p, type);
+                part v = any_part(row, k, p, type);
 
                 if (is_scaled)
                     v = (type == K_E4M3 ? v : v - zero) * scale;
