@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/gguf.h"
 #include "text/file.h"
 #include "tools/quantize.h"
 
@@ -277,8 +278,14 @@ static int quantize_read_config(struct quantize *q)
 {
     const struct json *root;
     char why[QUANTIZE_PATH_CAP + 200];
-    int rc = file_read(&q->config, q->folder, "config.json", CONFIG_BYTES_MAX, why, sizeof why);
+    int rc = ERR_UNSUPPORTED;
 
+    if (gguf_is_path(q->folder))
+        (void)snprintf(why, sizeof why,
+                       "%s is a file; the folder of the model in bf16, f16 or f32 is wanted",
+                       q->folder);
+    else
+        rc = file_read(&q->config, q->folder, "config.json", CONFIG_BYTES_MAX, why, sizeof why);
     if (rc == ERR_OK)
         rc = json_parse(&root, &q->arena, q->config.bytes, q->config.len, why, sizeof why);
     if (rc == ERR_OK && root->kind != JSON_OBJECT) {

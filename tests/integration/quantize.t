@@ -232,6 +232,8 @@ for args, why in ((["--to", "int3", "--out", "x"], "int3"), (["--to", "int4"], "
     tap.ok(rc in (1, 2) and why in err, "refused: " + " ".join(args), err)
 rc, out, err = run("quantize", "/nowhere", "--to", "int4", "--out", os.path.join(DIR, "x"))
 tap.ok(rc == 1 and "/nowhere" in err, "refused: no folder", err)
+rc, out, err = run("quantize", __file__, "--to", "int4", "--out", os.path.join(DIR, "x"))
+tap.ok(rc == 1 and "is a file" in err and err.count("\n") == 1, "refused: a GGUF file", err)
 
 
 def checkpoint(name, tensors):
