@@ -13,16 +13,19 @@
 extern "C" {
 #endif
 
-#define K_DELTA_DIM_MAX      128
+#define K_DELTA_DIM_MAX      128          /* of launchers */
+#define K_DELTA_REF_DIM_MAX  256          /* of the reference */
 #define K_DELTA_SHARED_BYTES (110 * 1024) /* of a block of k_delta_rule() */
 
 /* The sizes of a layer. Value heads v * n .. v * n + n - 1 read key head v, where n = n_v_heads /
  * n_k_heads. */
 struct k_delta_shape {
     int n_k_heads, n_v_heads; /* n_v_heads is a multiple of n_k_heads */
-    int k_dim, v_dim;         /* of a head; 1 .. K_DELTA_DIM_MAX */
+    int k_dim, v_dim;         /* of a head; 1 .. K_DELTA_DIM_MAX or K_DELTA_REF_DIM_MAX */
     int n_taps;               /* of the convolution; 2 .. K_CONV_TAPS_MAX */
     bool by_channel;          /* Kimi Delta Attention */
+    bool doubles;             /* the reference only: 2 sigmoid(b) replaces sigmoid(b), so that a
+                               * state may change its sign */
 };
 
 /* Elements of all queries or keys, of all values, and of a row's q, k and v. */

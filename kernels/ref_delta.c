@@ -28,7 +28,7 @@ struct delta_step {
 struct delta_conv {
     const float *taps; /* [dim][n_taps] */
     int channel, dim;  /* the first one, and their number */
-    float kept[K_CONV_TAPS_MAX][K_DELTA_DIM_MAX];
+    float kept[K_CONV_TAPS_MAX][K_DELTA_REF_DIM_MAX];
 };
 
 /* --- states ------------------------------------------------------------------------------- */
@@ -174,7 +174,7 @@ static void delta_forget(const struct delta_step *step, float *keep, int token, 
 static void delta_update(const struct k_delta_shape *s, float *m, const float *q, const float *k,
                          const float *v, const float *keep, float beta, float *o)
 {
-    float u[K_DELTA_DIM_MAX] = {0};
+    float u[K_DELTA_REF_DIM_MAX] = {0};
 
     for (int i = 0; i < s->k_dim; i++) {
         float *row = m + (size_t)i * (size_t)s->v_dim;
@@ -206,17 +206,22 @@ static void delta_run_head(const struct delta_step *step, float *out, const stru
     struct delta_conv of_v = {.taps = d->v_taps + (size_t)head * (size_t)(s->v_dim * s->n_taps),
                               .channel = 2 * k_delta_keys(s) + head * s->v_dim,
                               .dim = s->v_dim};
-    float m[K_DELTA_DIM_MAX * K_DELTA_DIM_MAX] = {0};
-    float q[K_DELTA_DIM_MAX], k[K_DELTA_DIM_MAX], v[K_DELTA_DIM_MAX], o[K_DELTA_DIM_MAX];
-    float keep[K_DELTA_DIM_MAX];
+    float m[K_DELTA_REF_DIM_MAX * K_DELTA_REF_DIM_MAX];
+    float q[K_DELTA_REF_DIM_MAX], k[K_DELTA_REF_DIM_MAX], v[K_DELTA_REF_DIM_MAX],
+        o[K_DELTA_REF_DIM_MAX];
+    float keep[K_DELTA_REF_DIM_MAX];
 
     delta_open_conv(step, &of_v);
     if (step->pos > 0)
         delta_load(step, m, (size_t)head * k_delta_matrix(s), k_delta_matrix(s));
+    else
+        memset(m, 0, k_delta_matrix(s) * sizeof *m);
     for (int i = step->begin; i < step->end; i++) {
         float beta =
             state_sigmoid(step->gates[(size_t)i * (size_t)k_delta_gates(s) + (size_t)head]);
 
+        if (s->doubles)
+            beta *= 2.0f;
         delta_convolve_unit(step, of_q, q, i, 1.0f / sqrtf((float)s->k_dim));
         delta_convolve_unit(step, of_k, k, i, 1.0f);
         delta_convolve(step, &of_v, v, i);

@@ -262,6 +262,12 @@ static const struct arch arch_table[] = {
      .window_preset = 4096,
      .read = family_olmo3,
      .names = &olmo2_names},
+    /* OLMo 2's attention, without positions, among layers of Gated DeltaNet. */
+    {.name = "OlmoHybridForCausalLM",
+     .qk_norm = QK_NORM_WHOLE,
+     .norms = NORMS_AFTER,
+     .read = family_olmo_hybrid,
+     .names = &olmo_hybrid_names},
     {.name = "OPTForCausalLM",
      .qkv_bias = true,
      .o_bias = true,

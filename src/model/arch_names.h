@@ -28,6 +28,7 @@ extern const struct arch_names glm4_moe_names;
 extern const struct arch_names deepseek_names;
 extern const struct arch_names deepseek_v32_names;
 extern const struct arch_names kimi_linear_names;
+extern const struct arch_names olmo_hybrid_names;
 extern const struct arch_names minimax_m2_names;
 extern const struct arch_names ernie4_5_moe_names;
 extern const struct arch_names hunyuan_moe_names;

@@ -58,6 +58,7 @@ void family_youtu(struct hf_config *c, struct config_source *s, const struct jso
 
 /* family_delta.c: layers of Gated DeltaNet */
 void family_qwen3_next(struct hf_config *c, struct config_source *s, const struct json *obj);
+void family_olmo_hybrid(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_qwen3_5(struct hf_config *c, struct config_source *s, const struct json *obj);
 /* Layers of Kimi Delta Attention and of attention, and their heads. */
 void family_kimi_layers(struct hf_config *c, struct config_source *s, const struct json *obj);

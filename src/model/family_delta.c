@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Fields of config.json of families with the gated delta rule: Gated DeltaNet of Qwen3-Next and
- * Qwen3.5, Kimi Delta Attention of Kimi-Linear. Meanings and defaults are those of the
- * configuration classes in transformers.
+ * Fields of config.json of families with the gated delta rule: Gated DeltaNet of Qwen3-Next,
+ * Qwen3.5 and OLMo hybrid, Kimi Delta Attention of Kimi-Linear. Meanings and defaults are those of
+ * the configuration classes in transformers.
  *
  * layer_types names the kind of each layer. Files that lack it have full_attention_interval: every
  * so many layers the last one is attention. Kimi-Linear's released files list the layers of both
@@ -94,6 +94,55 @@ void family_qwen3_next(struct hf_config *c, struct config_source *s, const struc
 {
     delta_read(c, s, obj);
     family_qwen_delta_moe(c, s, obj);
+}
+
+/* --- OLMo hybrid ---------------------------------------------------------------------------- */
+
+/* Without a theta no layer has positions. The released files have none. */
+static void delta_read_rope(struct hf_config *c, const struct json *obj)
+{
+    const struct json *theta = json_get(config_rope_object(obj, NULL), "rope_theta");
+
+    if (theta == NULL)
+        theta = json_get(obj, "rope_theta");
+    if (theta != NULL && theta->kind != JSON_NULL)
+        return;
+    c->n_ropes = 0;
+    (void)config_add_no_rope(c);
+}
+
+/* Norms come after attention, and before Gated DeltaNet, whose own norms have an eps that is no
+ * field. Its default sizes follow from those of attention. */
+void family_olmo_hybrid(struct hf_config *c, struct config_source *s, const struct json *obj)
+{
+    struct k_delta_shape *d = &c->delta;
+
+    if (!delta_read_types(c, s, obj)) {
+        for (int i = 0; i < c->n_layers; i++)
+            c->layer_kinds[i] = i % FULL_INTERVAL == FULL_INTERVAL - 1 ? LAYER_FULL : LAYER_DELTA;
+        if (c->n_layers < FULL_INTERVAL)
+            c->layer_kinds[c->n_layers - 1] = LAYER_FULL;
+    }
+    delta_read_rope(c, obj);
+    c->qkv_bias = c->o_bias = source_flag(s, obj, "attention_bias", false);
+    c->delta_norms = NORMS_BEFORE;
+    c->delta_eps = 1e-5f;
+    d->n_k_heads = source_whole(s, obj, "linear_num_key_heads", c->n_heads, 1, 1024);
+    d->n_v_heads = source_whole(s, obj, "linear_num_value_heads", c->n_heads, 1, 1024);
+    d->k_dim = source_whole(s, obj, "linear_key_head_dim", 3 * c->dim / (4 * d->n_k_heads), 1,
+                            K_DELTA_REF_DIM_MAX);
+    d->v_dim = source_whole(s, obj, "linear_value_head_dim", 2 * d->k_dim, 1, K_DELTA_REF_DIM_MAX);
+    d->n_taps = source_whole(s, obj, "linear_conv_kernel_dim", 4, 2, K_CONV_TAPS_MAX);
+    d->doubles = source_flag(s, obj, "linear_allow_neg_eigval", true);
+    if (d->doubles)
+        c->host_only = "Gated DeltaNet with negative eigenvalues";
+    else if (d->k_dim > K_DELTA_DIM_MAX || d->v_dim > K_DELTA_DIM_MAX)
+        c->host_only = "heads of Gated DeltaNet above 128";
+    if (s->rc == ERR_OK && d->n_v_heads != d->n_k_heads) {
+        log_error("model: %s: linear_num_value_heads %d must be linear_num_key_heads %d", s->name,
+                  d->n_v_heads, d->n_k_heads);
+        source_fail(s, ERR_INVALID);
+    }
 }
 
 /* --- Kimi Delta Attention ------------------------------------------------------------------- */

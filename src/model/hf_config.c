@@ -299,7 +299,7 @@ static void hf_config_read_row(struct config_source *s, struct hf_config *c, con
     c->ffn = arch->ffn;
     if (arch->is_toy && c->activation != K_SILU)
         c->ffn = FFN_PLAIN;
-    c->norms = arch->norms;
+    c->norms = c->delta_norms = arch->norms;
     c->is_parallel = arch->is_parallel;
     /* Neutral values; family.c sets others. */
     c->by = (struct multipliers){.embedding = 1.0f,

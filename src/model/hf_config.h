@@ -122,6 +122,8 @@ struct mtp_names {
 struct arch_names {
     const char *embed, *positions, *norm, *head;
     const char *norm_attn, *norm_attn_after, *attn, *q, *k, *v, *qkv, *o;
+    /* Whole names that some files have in place of norm_attn; of norm_attn_after and norm_mlp. */
+    const char *norm_attn_or, *norm_middle_or;
     const char *q_norm, *k_norm;
     /* Of latent attention (kernels/latent.h); q in place of q_a and q_b without a q_rank. */
     const char *q_a, *norm_q_a, *q_b, *kv_a, *norm_kv_a, *kv_b;
@@ -156,7 +158,7 @@ struct arch_names {
     const char *layer_scale;          /* the whole name */
     const char *mixer_in, *mixer_out; /* of recurrent layers */
     /* Of Gated DeltaNet: q, k, v and z in one tensor, those of each key head in turn, and b and a
-     * likewise; or in four. */
+     * likewise; or in four; or q, k and v apart, too. */
     const char *delta_qkvz, *delta_ba, *delta_qkv, *delta_z, *delta_b, *delta_a, *state_out;
     /* Of Kimi Delta Attention: q, k and v and their convolutions (whole names) apart; a is f_b *
      * f_a of the layer's input, and z is g_b * g_a. */
@@ -308,6 +310,7 @@ struct hf_config {
                       * len_scaled */
     int mixer_width; /* of LAYER_RECURRENT */
     struct k_delta_shape delta;           /* of LAYER_DELTA */
+    float delta_eps;                      /* of the norms of its heads; 0: norm.eps */
     struct mamba_config mamba;            /* of LAYER_MAMBA */
     struct conv_config conv;              /* of LAYER_CONV */
     struct k_latent_shape latent;         /* of LAYER_FULL; kv_rank 0: heads have keys of their own,
@@ -322,9 +325,11 @@ struct hf_config {
     enum qk_norm qk_norm;
     enum ffn_kind ffn;
     enum k_activation activation;
-    enum norm_scheme norms;
+    enum norm_scheme norms, delta_norms; /* of layers, and of those of LAYER_DELTA */
     struct norm_config norm;
     bool is_parallel;
+    const char
+        *host_only;   /* the part of the model that the cpu device alone computes; NULL: none */
     float attn_scale; /* of scores */
     struct multipliers by;
     struct learned_positions positions;

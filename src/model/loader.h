@@ -17,7 +17,7 @@
 #include "model/slice.h"
 #include "model/weights.h"
 
-#define LOADER_TENSORS_MAX 3 /* tensors of one matrix: q, k, v */
+#define LOADER_TENSORS_MAX 4 /* tensors of one matrix: q, k, v, z */
 
 struct target;   /* loader.c: the destination of a tensor on a rank */
 struct arranged; /* loader_experts.c: a matrix that is arranged when it has been read */

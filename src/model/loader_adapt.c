@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Matrices that adapters may have: those of layers and the output matrix, but not experts. */
+ * Matrices that adapters may have: those of layers and the output matrix, but not experts, and not
+ * those of more tensors than kernels take: adapters with these are refused by their names. */
 #include "model/adapters.h"
 #include "model/loader.h"
 
@@ -13,8 +14,8 @@ void loader_adapt(struct loader *l, struct k_matrix *m, const struct loader_tens
     const char *at[LOADER_TENSORS_MAX];
     struct slice slices[LOADER_TENSORS_MAX];
 
-    _Static_assert(LOADER_TENSORS_MAX <= K_ADAPTED_MAX, "each tensor is a part");
-    if (l->rc != ERR_OK || l->w->adapters == NULL || (use != USE_LAYER && use != USE_HEAD))
+    if (l->rc != ERR_OK || l->w->adapters == NULL || (use != USE_LAYER && use != USE_HEAD) ||
+        all->n > K_ADAPTED_MAX)
         return;
     for (int i = 0; i < all->n; i++) {
         loader_name(l, names[i], sizeof names[i], all->patterns[i], "");

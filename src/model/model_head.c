@@ -122,7 +122,16 @@ int model_choose_head(struct model *m, const struct model_options *o)
     return ERR_UNSUPPORTED;
 }
 
-/* The folder of a head is no model. */
+/* Kernels compute parts of layers that the families of GPUs have; the references compute all. */
+static int model_check_host_only(const struct model *m)
+{
+    if (m->plan.host_only == NULL || !m->device->is_gpu)
+        return ERR_OK;
+    log_error("model: %s: %s: not supported on %s, only on the cpu device", m->config.arch->name,
+              m->plan.host_only, m->device->name);
+    return ERR_UNSUPPORTED;
+}
+
 /* A choice of tokens is left in the plan where texts may be longer than it. */
 static int model_check_index(const struct model *m, const struct model_options *o)
 {
@@ -146,6 +155,7 @@ static int model_check_index(const struct model *m, const struct model_options *
     return ERR_OK;
 }
 
+/* The folder of a head is no model. */
 int model_check_head(const struct model *m, const struct model_options *o)
 {
     bool is_head = m->config.eagle.n_taps > 0;
@@ -156,5 +166,7 @@ int model_check_head(const struct model *m, const struct model_options *o)
                   o->dir);
         return ERR_UNSUPPORTED;
     }
+    if (model_check_host_only(m) != ERR_OK)
+        return ERR_UNSUPPORTED;
     return model_check_index(m, o);
 }

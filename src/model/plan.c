@@ -104,7 +104,8 @@ static void plan_mixer(struct layer_plan *planned, const struct hf_config *c, in
  * each half of a layer needs one sum over the ranks. */
 static struct layer_plan plan_layer(const struct hf_config *c, int layer)
 {
-    bool before = c->norms != NORMS_AFTER, after = c->norms != NORMS_BEFORE;
+    enum norm_scheme norms = c->layer_kinds[layer] == LAYER_DELTA ? c->delta_norms : c->norms;
+    bool before = norms != NORMS_AFTER, after = norms != NORMS_BEFORE;
     struct layer_plan planned = {.ffn = {.kind = c->ffn,
                                          .ff_dim = c->ff_dim,
                                          .activation = c->activation,
@@ -160,11 +161,12 @@ static bool plan_fuses_ffn(const struct hf_config *c)
  * a mean, a norm of a product's result and a scaled sum are beyond them. */
 static bool plan_fuses(const struct hf_config *c)
 {
-    return c->norm.kind == K_NORM_RMS && c->norms == NORMS_BEFORE && !c->is_parallel &&
-           c->qk_norm != QK_NORM_WHOLE && plan_fuses_ffn(c) && !plan_has_multipliers(&c->by) &&
-           !c->positions.is_used && !c->head_bias && !c->value_norm && !c->has_layer_scale &&
-           !c->norms_embedding && c->layer_embeds.width == 0 && !c->experts.is_apart &&
-           c->experts.latent_dim == 0 && !c->is_twin && c->eagle.n_taps == 0;
+    return c->norm.kind == K_NORM_RMS && c->norms == NORMS_BEFORE &&
+           c->delta_norms == NORMS_BEFORE && !c->is_parallel && c->qk_norm != QK_NORM_WHOLE &&
+           plan_fuses_ffn(c) && !plan_has_multipliers(&c->by) && !c->positions.is_used &&
+           !c->head_bias && !c->value_norm && !c->has_layer_scale && !c->norms_embedding &&
+           c->layer_embeds.width == 0 && !c->experts.is_apart && c->experts.latent_dim == 0 &&
+           !c->is_twin && c->eagle.n_taps == 0;
 }
 
 /* The plan points to the config's ropes, so the config must live longer. */
@@ -176,6 +178,7 @@ int plan_make(struct plan *out, const struct hf_config *c)
                         .n_vocab = c->n_vocab,
                         .norm = c->norm,
                         .by = c->by,
+                        .host_only = c->host_only,
                         .norms_embedding = c->norms_embedding,
                         .positions = c->positions,
                         .growth = c->growth,

@@ -134,6 +134,7 @@ struct experts_widths {
 struct plan {
     int n_ranks; /* layers describe the part of one of n_ranks ranks; 1: whole layers */
     int n_layers, dim, n_vocab;
+    const char *host_only;   /* as in the config */
     bool norms_embedding;    /* embedded tokens are normed */
     struct norm_config norm; /* of all norms of rows; norms of heads have neither mean nor bias */
     struct multipliers by;   /* 1 where the model has no multiplier */

@@ -48,6 +48,11 @@ struct k_norm weights_load_norm(const struct loading *in, const char *pattern, b
     return weights_load_norm_of(in, pattern, in->dim, in->l->whole->norm.plus_one);
 }
 
+const char *weights_either(const struct loading *in, const char *pattern, const char *other)
+{
+    return loader_has(in->l, other) ? other : pattern;
+}
+
 static void *weights_ones(struct loader *l, int width)
 {
     const struct slice_shape shape = slice_whole(width, width, 1, 1);
@@ -228,8 +233,9 @@ static void weights_load_attention(const struct loading *in, const struct layer_
     if (attn->sinks &&
         (w->sinks = loader_numbers(loader, names->sinks, attn->n_heads, 1, 1.0f)) != NULL)
         w->sinks += (size_t)loader->share * (size_t)part->attn.n_heads;
-    w->norm_mixer_after =
-        weights_load_norm_after(in, names->norm_attn_after, whole->norms.after_mixer);
+    w->norm_mixer_after = weights_load_norm_after(
+        in, weights_either(in, names->norm_attn_after, names->norm_middle_or),
+        whole->norms.after_mixer);
 }
 
 /* Value and gate are halves of one tensor; a rank has the same channels of both. */
@@ -612,7 +618,9 @@ static void weights_load_ffn(const struct loading *in, const struct layer_plan *
     else if (whole->mixer == MIXER_NONE)
         w->norm_ffn = weights_load_first_norm(in, names->norm_mlp, whole->norms.before_ffn);
     else
-        w->norm_ffn = weights_load_norm(in, names->norm_mlp, whole->norms.before_ffn);
+        w->norm_ffn =
+            weights_load_norm(in, weights_either(in, names->norm_mlp, names->norm_middle_or),
+                              whole->norms.before_ffn);
     if (whole->ffn.kind == FFN_EXPERTS)
         weights_load_mixture(in, whole, part, w);
     else

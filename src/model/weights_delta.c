@@ -36,8 +36,8 @@ static void weights_turn_heads(const struct loading *in, const struct k_delta_sh
         last->chunk = last->stride = width;
 }
 
-/* q, k, v and z: of each key head in turn, or one below the other in two tensors. By channel q, k
- * and v in three. */
+/* q, k, v and z: of each key head in turn, or one below the other in two tensors, or apart. By
+ * channel without z. */
 static struct loader_tensors weights_delta_rows(const struct loading *in,
                                                 const struct k_delta_shape *whole,
                                                 const struct k_delta_shape *own)
@@ -51,11 +51,14 @@ static struct loader_tensors weights_delta_rows(const struct loading *in,
                        z = slice_whole(rows[3], own_rows[3], in->dim, in->dim);
     struct loader_tensors all;
 
-    if (whole->by_channel) {
+    if (in->names->delta_q != NULL) {
         all =
             loader_tensor(in->names->delta_q, slice_whole(rows[0], own_rows[0], in->dim, in->dim));
         loader_add(&all, in->names->delta_k, slice_whole(rows[1], own_rows[1], in->dim, in->dim));
         loader_add(&all, in->names->delta_v, slice_whole(rows[2], own_rows[2], in->dim, in->dim));
+        if (!whole->by_channel)
+            loader_add(&all, in->names->delta_z,
+                       slice_whole(rows[3], own_rows[3], in->dim, in->dim));
         return all;
     }
     if (in->names->delta_qkvz != NULL) {
@@ -94,7 +97,7 @@ static struct loader_tensors weights_delta_gates(const struct loading *in,
     return all;
 }
 
-/* The convolution: of q, k and v together, or of each. */
+/* The convolution: of q, k and v together, or of each; some files of a family have the former. */
 static struct k_delta weights_load_taps(const struct loading *in, const struct k_delta_shape *whole,
                                         const struct k_delta_shape *own)
 {
@@ -106,7 +109,7 @@ static struct k_delta weights_load_taps(const struct loading *in, const struct k
                                       .turn = weights_delta_turn(in, whole)};
     struct k_delta d = {.shape = *own};
 
-    if (names->q_conv == NULL) {
+    if (names->q_conv == NULL || loader_has(in->l, names->state_conv)) {
         d.q_taps =
             loader_numbers_of(in->l, names->state_conv, k_delta_channels(whole), n_taps, &form);
         d.k_taps = weights_of_share(in, d.q_taps, keys, own->n_k_heads, key);
@@ -143,7 +146,7 @@ static struct k_delta weights_load_delta_numbers(const struct loading *in,
     delta.a_log = weights_of_share(in, a_log, 0, own->n_v_heads, 1);
     delta.dt_bias = weights_of_share(in, bias, 0, own->n_v_heads, forgets / whole->n_v_heads);
     delta.norm = loader_vector(in->l, names->state_norm, &norm, false);
-    delta.eps = in->l->whole->norm.eps;
+    delta.eps = in->l->c->delta_eps > 0.0f ? in->l->c->delta_eps : in->l->whole->norm.eps;
     return delta;
 }
 
@@ -193,7 +196,8 @@ void weights_load_delta(const struct loading *in, const struct layer_plan *whole
     columns.col_turn = keeps ? 0 : weights_delta_turn(in, &whole->delta);
     columns.col_chunk = whole->delta.v_dim;
     out = loader_tensor(names->state_out, columns);
-    w->norm_mixer = weights_load_first_norm(in, names->norm_attn, whole->norms.before_mixer);
+    w->norm_mixer = weights_load_first_norm(
+        in, weights_either(in, names->norm_attn, names->norm_attn_or), whole->norms.before_mixer);
     w->mixer_in = loader_matrix(in->l, &rows, USE_LAYER);
     w->mixer_gate = loader_matrix(in->l, &gates, USE_ADDED);
     if (whole->delta.by_channel) {

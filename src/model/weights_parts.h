@@ -23,6 +23,9 @@ struct k_norm weights_load_norm_after(const struct loading *in, const char *patt
 /* The norm of a layer's input. The stage before the layer's has it too. */
 struct k_norm weights_load_first_norm(const struct loading *in, const char *pattern, bool has);
 
+/* `other`, if the file has it for the current layer, else the pattern. */
+const char *weights_either(const struct loading *in, const char *pattern, const char *other);
+
 /* A rank's part of numbers that all ranks have: those of its heads, of `width` each, behind
  * `before` numbers. */
 const float *weights_of_share(const struct loading *in, const float *all, size_t before,

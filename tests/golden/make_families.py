@@ -193,6 +193,18 @@ MODELS.update({
                                        final_logit_softcapping=12.0,
                                        layer_types=["sliding_attention", "full_attention"] * 2,
                                        tie_word_embeddings=False), 0.25),
+    # States that may change their signs, under norms before the mixers; attention without positions
+    # under norms after them.
+    "olmo-hybrid": ("olmo_hybrid", small(num_hidden_layers=4, linear_num_key_heads=4,
+                                         linear_num_value_heads=4, linear_key_head_dim=10,
+                                         linear_value_head_dim=18,
+                                         layer_types=["linear_attention", "full_attention"] * 2,
+                                         rope_parameters={"rope_type": "default",
+                                                          "rope_theta": None}), 0.3),
+    # A curve of two numbers in each layer.
+    "apertus": ("apertus", small(head_dim=12, rope_parameters={
+        "rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": 64}), 0.25),
     # Latent attention with a dense FFN; multipliers.
     "minicpm3": ("minicpm3", small(num_key_value_heads=4, q_lora_rank=12, kv_lora_rank=22,
                                    qk_nope_head_dim=8, qk_rope_head_dim=6, v_head_dim=9,
@@ -725,6 +737,30 @@ def rename_dense(folder):
                for k, v in tensors.items()}, path, metadata={"format": "pt"})
 
 
+def rename_olmo_hybrid(folder):
+    """transformers 5.24 cuts the convolutions into equal parts, where released files have q, k and
+    v, and gives some norms names that they have in other files: both are in the golden."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    path = os.path.join(folder, "model.safetensors")
+    tensors, new = load_file(path), {}
+    for name, tensor in tensors.items():
+        if "q_conv1d" in name:
+            parts = [name.replace("q_conv1d", p + "_conv1d") for p in "qkv"]
+            rows = [tensors[p.replace("conv1d", "proj")].shape[0] for p in parts]
+            whole = torch.cat([tensors[p] for p in parts])
+            new.update({p: t.clone() for p, t in zip(parts, whole.split(rows))})
+            continue
+        if "conv1d" in name:
+            continue
+        if any(f"layers.{i}." in name for i in (0, 1)):
+            name = name.replace("attention_layer_norm", "input_layernorm")
+            name = name.replace("feedforward_layer_norm", "post_attention_layernorm")
+        new[name] = tensor
+    save_file(new, path, metadata={"format": "pt"})
+
+
 def rewrite_config(folder, change):
     import json
 
@@ -848,6 +884,8 @@ def make(out, name, kind, fields, vision, deviation, fused=None):
         rename_layers(folder)
     if name == "kimi-linear":
         rename_dense(folder)
+    if name == "olmo-hybrid":
+        rename_olmo_hybrid(folder)
     if name == "internlm2":
         fuse_internlm2(folder)
     if name in RELEASED:

@@ -77,6 +77,11 @@ static const struct {
      "\"kda_layers\":[1,3],\"full_attn_layers\":[2]},\"num_experts\":7,"
      "\"num_experts_per_token\":3,\"moe_intermediate_size\":52,\"kv_lora_rank\":22,"
      "\"qk_nope_head_dim\":13,\"qk_rope_head_dim\":6,\"v_head_dim\":17," SIZES "}"},
+    {"delta rule of wide values and other signs, norms over all heads",
+     "{\"architectures\":[\"OlmoHybridForCausalLM\"],\"num_hidden_layers\":4,"
+     "\"layer_types\":[\"linear_attention\",\"full_attention\",\"linear_attention\","
+     "\"full_attention\"],\"linear_num_key_heads\":4,\"linear_num_value_heads\":4,"
+     "\"linear_key_head_dim\":10,\"linear_value_head_dim\":134," SIZES "}"},
     {"Mamba-2, attention or an FFN a layer",
      "{\"architectures\":[\"NemotronHForCausalLM\"],\"hybrid_override_pattern\":\"M-M*EEM\","
      "\"num_hidden_layers\":7,\"mamba_num_heads\":8,\"mamba_head_dim\":18,\"n_groups\":4,"

@@ -380,7 +380,7 @@ static const char *whole_of(const char *name)
 static const struct {
     const char *name, *fits;
     double noise;
-    enum { ANY_DEVICE, NOT_PORTABLE } runs_on;
+    enum { ANY_DEVICE, NOT_PORTABLE, CPU_ONLY } runs_on;
 } models[] = {
     {"llama-gqa", "24", 0.0, ANY_DEVICE},
     {"llama-odd", "", 0.0, ANY_DEVICE},
@@ -431,6 +431,7 @@ static const struct {
     {"families/qwen3.5-moe-wide", "", 2.7e-02, ANY_DEVICE},
     {"families/kimi-linear", "2", 2.1e-02, ANY_DEVICE},
     {"families/kimi-linear-wide", "", 1.3e-02, ANY_DEVICE},
+    {"families/olmo-hybrid", "24", 2.5e-02, CPU_ONLY},
     {"families/seed-oss", "24", 4.4e-02, ANY_DEVICE},
     {"families/smollm3", "24", 3.9e-02, ANY_DEVICE},
     {"families/stablelm", "24", 1.5e-02, ANY_DEVICE},
@@ -534,7 +535,8 @@ int main(void)
             continue;
         }
         n_found++;
-        if (on_gpu && models[i].runs_on == NOT_PORTABLE && is_portable) {
+        if (on_gpu &&
+            (models[i].runs_on == CPU_ONLY || (models[i].runs_on == NOT_PORTABLE && is_portable))) {
             check_refused(models[i].name, folder, 1, 1);
             continue;
         }

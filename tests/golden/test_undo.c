@@ -30,6 +30,9 @@ static const char *const folders[] = {
     "families/lfm2",       "families/kimi-linear", "qwen3",
     "families/voxtral"};
 
+/* Those that the cpu device alone runs. */
+static const char *const folders_cpu[] = {"families/olmo-hybrid"};
+
 /* A sequence that drafts: n_drafts in a step, of which n_right are right. */
 struct drafting {
     struct run_seq seq;
@@ -233,5 +236,9 @@ int main(void)
         device = getenv("QUIRE_TEST_DEVICE");
     for (size_t i = 0; i < sizeof folders / sizeof folders[0]; i++)
         check(folders[i]);
+    for (size_t i = 0; i < sizeof folders_cpu / sizeof folders_cpu[0]; i++) {
+        if (strcmp(device, "cpu") == 0)
+            check(folders_cpu[i]);
+    }
     return tap_done();
 }
