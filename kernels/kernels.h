@@ -195,6 +195,19 @@ void ref_activate(float *out, const float *in, enum k_activation kind, size_t n)
 int k_activate(void *out, bool is_half, const k_bf16 *in, enum k_activation kind, size_t n,
                k_stream stream);
 
+/* xIELU of Apertus (arXiv 2411.13010), whose numbers a layer learns; the reference alone:
+ *
+ *   x > 0   positive * x^2 + linear * x
+ *   else    negative * (e^min(x, least) - 1 - x) + linear * x */
+struct k_xielu {
+    float positive, negative, linear, least;
+};
+void ref_xielu(float *out, const float *in, const struct k_xielu *curve, size_t n);
+
+/* out [n][ff_dim] = min(silu(gate), limit) * up, with the up clamped to +-limit; the reference
+ * alone. Rows as of ref_gate(). */
+void ref_gate_limited(float *out, const float *in, float limit, int n, int ff_dim);
+
 /* out [n][ff_dim] = activation(gate) * up. A row of in [n][2 * ff_dim] is its gate, then its up. */
 void ref_gate(float *out, const float *in, enum k_activation kind, int n, int ff_dim);
 int k_gate(k_bf16 *out, const k_bf16 *in, enum k_activation kind, int n, int ff_dim,
@@ -321,10 +334,11 @@ int k_place(float *x, float scale, const k_bf16 *positions, const int32_t *pos, 
             int dim, k_stream stream);
 
 /* Queries that grow with the position: the first `width` elements of each row of x [n][stride] are
- * multiplied by 1 + beta * ln(1 + floor(pos / period)). */
+ * multiplied by 1 + beta * ln(1 + floor((pos + first) / period)). */
 struct k_growth {
     float beta; /* 0: they do not grow */
     int period; /* tokens */
+    int first;  /* of position 0; launchers: 0 */
 };
 
 void ref_grow(float *x, int stride, int width, const struct k_growth *g, const int32_t *pos, int n);
@@ -444,6 +458,7 @@ struct k_router {
     enum k_scoring scoring;
     bool renorms;
     float least, scale, spread;
+    float cap; /* the reference alone: above 0, logits are cap * tanh(logit / cap) */
 };
 
 /* Rows x that are normed by half (k_product): sums of squares [n][n_sums] of the residual, which
@@ -479,6 +494,9 @@ struct k_experts {
     int n, first, ff_dim;
     bool is_plain; /* in is [n * ff_dim][dim], and so is its bias; launchers: not in MXFP4 */
     enum k_activation activation;
+    /* The cpu device alone. */
+    float limit;        /* above 0: gates and ups as of ref_gate_limited() */
+    bool weighs_inputs; /* weights multiply x, not results */
 };
 
 /* Routes in the order of experts, and of tokens for each. A route is token * n_used + slot. */
@@ -779,6 +797,14 @@ int k_recurrent(void *out, bool is_half, const k_bf16 *in, const struct k_state 
 /* x [n][width] *= sigmoid(gate), in place. The launcher's result is bfloat16 or, with is_half, in
  * the layout of K_HALF_AT, and then width is a multiple of 16. */
 void ref_shut(float *x, const float *gate, size_t n);
+
+/* Other gates; the reference alone. One gate for each `width` elements of x, which it multiplies
+ * with its sigmoid or softplus. */
+struct k_gating {
+    int width;
+    bool is_softplus;
+};
+void ref_shut_by(float *x, const float *gate, const struct k_gating *how, size_t n);
 int k_shut(void *x, bool is_half, const k_bf16 *gate, size_t n, k_stream stream);
 
 /* --- sampling -------------------------------------------------------------------------- */

@@ -264,6 +264,15 @@ void ref_delta_rule(float *out, const float *in, const float *gates, const struc
     delta_close_conv(&step, &of_k);
 }
 
+void ref_shut_by(float *x, const float *gate, const struct k_gating *how, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        float g = gate[i / (size_t)how->width];
+
+        x[i] *= how->is_softplus ? state_softplus(g) : state_sigmoid(g);
+    }
+}
+
 void ref_shut(float *x, const float *gate, size_t n)
 {
     for (size_t i = 0; i < n; i++)

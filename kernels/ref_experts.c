@@ -127,6 +127,8 @@ static void choose(int32_t *ids, float *weights, const float *logits, const stru
     bool taken[K_EXPERTS_MAX] = {false};
 
     memcpy(scores, logits, (size_t)r->n_experts * sizeof *scores);
+    for (int i = 0; i < r->n_experts && r->cap > 0.0f; i++)
+        scores[i] = r->cap * tanhf(scores[i] / r->cap);
     score(scores, r);
     for (int i = 0; i < r->n_experts; i++)
         choice[i] = scores[i] + (r->bias != NULL ? r->bias[i] : 0.0f);

@@ -80,6 +80,28 @@ void ref_activate(float *out, const float *in, enum k_activation kind, size_t n)
         out[i] = activation(in[i], kind);
 }
 
+void ref_xielu(float *out, const float *in, const struct k_xielu *curve, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        float x = in[i];
+
+        if (x > 0.0f)
+            out[i] = curve->positive * x * x;
+        else
+            out[i] = curve->negative * (expm1f(fminf(x, curve->least)) - x);
+        out[i] += curve->linear * x;
+    }
+}
+
+void ref_gate_limited(float *out, const float *in, float limit, int n, int ff_dim)
+{
+    for (int token = 0; token < n; token++, in += 2 * (size_t)ff_dim, out += ff_dim) {
+        for (int d = 0; d < ff_dim; d++)
+            out[d] = fminf(activation(in[d], K_SILU), limit) *
+                     fminf(fmaxf(in[ff_dim + d], -limit), limit);
+    }
+}
+
 void ref_gate(float *out, const float *in, enum k_activation kind, int n, int ff_dim)
 {
     for (int token = 0; token < n; token++, in += 2 * (size_t)ff_dim, out += ff_dim) {
@@ -248,7 +270,7 @@ void ref_embed_layers(float *x, const struct k_layer_embeds *e, const int32_t *i
 void ref_grow(float *x, int stride, int width, const struct k_growth *g, const int32_t *pos, int n)
 {
     for (int token = 0; token < n; token++, x += stride) {
-        float by = 1.0f + g->beta * logf(1.0f + (float)(pos[token] / g->period));
+        float by = 1.0f + g->beta * logf(1.0f + (float)((pos[token] + g->first) / g->period));
 
         for (int i = 0; i < width; i++)
             x[i] *= by;

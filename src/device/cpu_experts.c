@@ -124,16 +124,22 @@ struct mixing_job {
     float *out;
 };
 
-/* Copy a row of x to its place in the order of routes. */
+/* Copy a row of x to its place in the order of routes. Where it takes the weight of its route, that
+ * is 1 from here on. */
 static void cpu_gather_task(void *arg, int place, int worker)
 {
     const struct mixing_job *job = arg;
     size_t dim = (size_t)job->combining->dim;
-    int token = job->own->sorted.routes[place] / job->combining->n_used;
+    int route = job->own->sorted.routes[place], token = route / job->combining->n_used;
+    float *x = job->own->x + (size_t)place * dim, *weight = &job->own->routes.weights[route];
 
     (void)worker;
-    memcpy(job->own->x + (size_t)place * dim, (const float *)job->e->x + (size_t)token * dim,
-           dim * sizeof(float));
+    memcpy(x, (const float *)job->e->x + (size_t)token * dim, dim * sizeof(float));
+    if (!job->e->experts->weighs_inputs)
+        return;
+    for (size_t i = 0; i < dim; i++)
+        x[i] *= *weight;
+    *weight = 1.0f;
 }
 
 /* ff = activation(gate) * up of a route. */
@@ -146,6 +152,10 @@ static void cpu_gate_task(void *arg, int place, int worker)
     const float *in = job->own->ffn_in + (size_t)place * width * (e->is_plain ? 1 : 2);
 
     (void)worker;
+    if (e->limit > 0.0f) {
+        ref_gate_limited(ff, in, e->limit, 1, e->ff_dim);
+        return;
+    }
     if (!e->is_plain) {
         ref_gate(ff, in, e->activation, 1, e->ff_dim);
         return;

@@ -434,3 +434,66 @@ void cpu_shut(struct device *d, void *x, const void *gate, int width, int n,
     (void)to; /* all is float32 */
     pool_run(cpu_of(d)->pool, cpu_shut_task, &job, n);
 }
+
+/* --- rows of families that no other device runs -------------------------------------------- */
+
+struct curve_job {
+    float *out;
+    const float *in, *gate;
+    const struct k_xielu *curve;
+    const struct k_gating *how;
+    float limit;
+    int width;
+};
+
+static void cpu_xielu_task(void *arg, int task, int worker)
+{
+    const struct curve_job *job = arg;
+    size_t at = (size_t)task * (size_t)job->width;
+
+    (void)worker;
+    ref_xielu(job->out + at, job->in + at, job->curve, (size_t)job->width);
+}
+
+/* A task is a token. */
+void cpu_xielu(struct device *d, void *out, const void *in, const struct k_xielu *curve, int width,
+               int n)
+{
+    struct curve_job job = {.out = out, .in = in, .curve = curve, .width = width};
+
+    pool_run(cpu_of(d)->pool, cpu_xielu_task, &job, n);
+}
+
+static void cpu_limited_task(void *arg, int task, int worker)
+{
+    const struct curve_job *job = arg;
+    size_t at = (size_t)task * (size_t)job->width;
+
+    (void)worker;
+    ref_gate_limited(job->out + at, job->in + 2 * at, job->limit, 1, job->width);
+}
+
+void cpu_gate_limited(struct device *d, struct device_rows *out, const void *in, float limit,
+                      int ff_dim, int n)
+{
+    struct curve_job job = {.out = out->data, .in = in, .limit = limit, .width = ff_dim};
+
+    pool_run(cpu_of(d)->pool, cpu_limited_task, &job, n);
+}
+
+static void cpu_shut_by_task(void *arg, int task, int worker)
+{
+    const struct curve_job *job = arg;
+    size_t width = (size_t)job->width, gates = width / (size_t)job->how->width;
+
+    (void)worker;
+    ref_shut_by(job->out + (size_t)task * width, job->gate + (size_t)task * gates, job->how, width);
+}
+
+void cpu_shut_by(struct device *d, void *x, const void *gate, const struct k_gating *how, int width,
+                 int n)
+{
+    struct curve_job job = {.out = x, .gate = gate, .how = how, .width = width};
+
+    pool_run(cpu_of(d)->pool, cpu_shut_by_task, &job, n);
+}

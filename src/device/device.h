@@ -448,6 +448,14 @@ struct device_ops {
     /* in and out [n][width]; `to` as of attn(). */
     void (*activate)(struct device *d, void *out, const void *in, enum k_activation kind, int width,
                      int n, const struct k_matrix *to);
+    /* Of models that the cpu device alone runs (`host_only` of struct plan); NULL on others.
+     * ref_xielu() of rows [n][width], ref_gate_limited(), ref_shut_by() of rows x [n][width]. */
+    void (*xielu)(struct device *d, void *out, const void *in, const struct k_xielu *curve,
+                  int width, int n);
+    void (*gate_limited)(struct device *d, struct device_rows *out, const void *in, float limit,
+                         int ff_dim, int n);
+    void (*shut_by)(struct device *d, void *x, const void *gate, const struct k_gating *how,
+                    int width, int n);
     /* out [n][dim] = the weighted sum of the chosen experts of this device, plus what out has;
      * dim is that of the experts' inputs. */
     void (*experts)(struct device *d, void *out, const struct device_experts *e, int n);

@@ -193,6 +193,12 @@ void cpu_mamba(struct device *d, void *out, const void *in, const struct k_mamba
                const struct k_state *state, const struct k_matrix *to);
 void cpu_short_conv(struct device *d, void *out, const void *in, const struct k_short_conv *conv,
                     const struct k_state *state, const struct k_matrix *to);
+void cpu_xielu(struct device *d, void *out, const void *in, const struct k_xielu *curve, int width,
+               int n);
+void cpu_gate_limited(struct device *d, struct device_rows *out, const void *in, float limit,
+                      int ff_dim, int n);
+void cpu_shut_by(struct device *d, void *x, const void *gate, const struct k_gating *how, int width,
+                 int n);
 void cpu_shut(struct device *d, void *x, const void *gate, int width, int n,
               const struct k_matrix *to);
 

@@ -36,6 +36,12 @@
     .has_two_shapes = true, .head_dim = 64, .rotary_part = 1.0, .interleaved = true, \
     .names = &deepseek_names
 
+/* Text of at most a chunk; experts whose inputs are weighted. */
+#define LLAMA4                                                                         \
+    .reads_bias_switches = true, .interleaved = true, .qk_norm_is_bare = true,         \
+    .norm = {.eps = 1e-5f}, .head_dim = 128, .theta = 500000.0, .read = family_llama4, \
+    .names = &llama4_names
+
 #define WRAPPER .is_wrapped = true, .wraps_any = true, .names = &llama_names
 
 static const struct arch arch_table[] = {
@@ -382,6 +388,8 @@ static const struct arch arch_table[] = {
      .theta = 1e6,
      .read = family_lfm2_moe,
      .names = &lfm2_names},
+    {.name = "Llama4ForCausalLM", LLAMA4},
+    {.name = "Llama4ForConditionalGeneration", LLAMA4, .is_wrapped = true},
     {.name = "OlmoeForCausalLM",
      .reads_bias_switches = true,
      .qk_norm = QK_NORM_WHOLE,
@@ -528,6 +536,16 @@ static const struct arch arch_table[] = {
      .window_preset = 1024,
      .read = family_afmoe,
      .names = &afmoe_names},
+    {.name = "ApertusForCausalLM",
+     .reads_bias_switches = true,
+     .any_activation = true,
+     .qk_norm = QK_NORM_HEADS,
+     .ffn = FFN_PLAIN,
+     .norm = {.eps = 1e-5f},
+     .theta = 12e6,
+     .activation = "xielu",
+     .read = family_apertus,
+     .names = &apertus_names},
     {.name = "ArceeForCausalLM",
      .reads_bias_switches = true,
      .any_activation = true,

@@ -100,6 +100,14 @@ const struct arch_names gemma4_names = {
     .norm_embed_after = LAYER "post_per_layer_input_norm.weight",
     .layer_scale = LAYER "layer_scalar"};
 
+const struct arch_names apertus_names = {LLAMA_ALL,
+                                         LLAMA_QKV,
+                                         LLAMA_QK_NORMS,
+                                         LLAMA_O,
+                                         LLAMA_FFN,
+                                         .norm_attn = LAYER "attention_layernorm.weight",
+                                         .norm_mlp = LAYER "feedforward_layernorm.weight"};
+
 /* q, k and v are one tensor here, and so are gate and up. */
 const struct arch_names phi3_names = {LLAMA_ALL,
                                       LLAMA_NORMS,
@@ -352,6 +360,22 @@ const struct arch_names hunyuan_moe_names = {
     .experts_gate_up = LAYER "mlp.experts.gate_up_proj",
     .experts_down = LAYER "mlp.experts.down_proj",
     SHARED_EXPERTS("shared_mlp")};
+const struct arch_names llama4_names = {
+    LLAMA_ALL,
+    LLAMA_NORMS,
+    LLAMA_QKV,
+    LLAMA_O,
+    .gate = LAYER "feed_forward.gate_proj.weight",
+    .up = LAYER "feed_forward.up_proj.weight",
+    .down = LAYER "feed_forward.down_proj.weight",
+    .router = LAYER "feed_forward.router.weight",
+    EXPERTS_NAMED("feed_forward.", "gate_proj", "up_proj", "down_proj"),
+    .experts_gate_up = LAYER "feed_forward.experts.gate_up_proj",
+    .experts_down = LAYER "feed_forward.experts.down_proj",
+    .experts_are_turned = true,
+    .shared_gate = LAYER "feed_forward.shared_expert.gate_proj.weight",
+    .shared_up = LAYER "feed_forward.shared_expert.up_proj.weight",
+    .shared_down = LAYER "feed_forward.shared_expert.down_proj.weight"};
 const struct arch_names granite_moe_names = {
     LLAMA_ALL,
     LLAMA_NORMS,

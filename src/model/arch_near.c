@@ -29,8 +29,6 @@ static const struct {
     {"JambaForCausalLM", "BambaForCausalLM", "layers of Mamba"},
     {"MambaForCausalLM", "BambaForCausalLM", "layers of Mamba, and no attention"},
     {"Mamba2ForCausalLM", "BambaForCausalLM", "names of fields and tensors, and no attention"},
-    {"Llama4ForConditionalGeneration", "Qwen3MoeForCausalLM",
-     "attention in chunks, and inputs of experts that are weighted before the product"},
     {"FalconForCausalLM", "GPTNeoXForCausalLM", "keys and values of its own arrangement"},
     {"BloomForCausalLM", "GPT2LMHeadModel", "positions as biases of scores"},
     {"MPTForCausalLM", "GPT2LMHeadModel", "positions as biases of scores"},

@@ -241,6 +241,8 @@ void family_smollm3(struct hf_config *c, struct config_source *s, const struct j
     int none = config_add_no_rope(c);
 
     family_require_flag(s, obj, "use_sliding_window", false);
+    if (list != NULL && list->n == 0)
+        list = NULL;
     if (list != NULL && list->n != (uint32_t)c->n_layers) {
         log_error("model: %s: no_rope_layers must be a list of %d", s->name, c->n_layers);
         source_fail(s, ERR_INVALID);
@@ -265,6 +267,22 @@ void family_stablelm(struct hf_config *c, struct config_source *s, const struct 
 void family_starcoder2(struct hf_config *c, struct config_source *s, const struct json *obj)
 {
     c->qkv_bias = c->o_bias = c->mlp_bias = source_flag(s, obj, "use_bias", true);
+}
+
+/* Without positions in the file they are scaled as Llama 3's. */
+void family_apertus(struct hf_config *c, struct config_source *s, const struct json *obj)
+{
+    struct rope *rope = &c->ropes[0];
+
+    if (c->has_xielu)
+        c->host_only = "xIELU";
+    if (s->rc != ERR_OK || config_rope_object(obj, NULL) != NULL)
+        return;
+    rope->kind = ROPE_LLAMA3;
+    rope->factor = 8.0;
+    rope->original_len = 8192;
+    rope->low_factor = 1.0;
+    rope->high_factor = 4.0;
 }
 
 /* Layers in turn, from the first on: one that sees all tokens, then three with a window. */

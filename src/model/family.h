@@ -36,6 +36,7 @@ void family_smollm3(struct hf_config *c, struct config_source *s, const struct j
 void family_stablelm(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_starcoder2(struct hf_config *c, struct config_source *s, const struct json *obj);
 
+void family_apertus(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_cwm(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_ernie4_5(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_granite_swa(struct hf_config *c, struct config_source *s, const struct json *obj);
@@ -94,6 +95,7 @@ void family_dots1(struct hf_config *c, struct config_source *s, const struct jso
 void family_exaone_moe(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_granite_moe_swa(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_hy3(struct hf_config *c, struct config_source *s, const struct json *obj);
+void family_llama4(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_mellum(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_sarvam_moe(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_solar_open(struct hf_config *c, struct config_source *s, const struct json *obj);

@@ -598,3 +598,83 @@ void family_granite_moe_swa(struct hf_config *c, struct config_source *s, const 
     family_granite_moe(c, s, obj);
     family_granite_layers(c, s, obj);
 }
+
+/* --- Llama 4 -------------------------------------------------------------------------------- */
+
+/* Texts of at most a chunk are seen as a whole by all layers. */
+static void llama4_read_chunk(struct hf_config *c, struct config_source *s, const struct json *obj)
+{
+    const struct json *size = json_get(obj, "attention_chunk_size");
+    const struct json *types = json_get_kind(obj, "layer_types", JSON_LIST);
+    bool has = types == NULL;
+
+    for (uint32_t i = 0; types != NULL && i < types->n; i++)
+        has = has || (types->items[i].kind == JSON_TEXT &&
+                      strcmp(types->items[i].text, "chunked_attention") == 0);
+    if (!has || (size != NULL && size->kind == JSON_NULL))
+        return;
+    c->chunk = source_whole(s, obj, "attention_chunk_size", 8192, 1, HF_CONFIG_LEN_MAX);
+    if (c->chunk < c->len_max)
+        c->len_max = c->len_scaled = c->chunk;
+}
+
+/* moe_layers lists those with experts; without it every so many layers the last one has them. */
+static void llama4_read_layers(struct hf_config *c, struct config_source *s, const struct json *obj)
+{
+    int step = source_whole(s, obj, "interleave_moe_layer_step", 1, 1, HF_CONFIG_LAYERS_MAX);
+    const struct json *list = json_get(obj, "moe_layers");
+
+    for (int i = 0; i < c->n_layers; i++)
+        c->layer_experts[i] = (i + 1) % step == 0;
+    if (list == NULL || list->kind == JSON_NULL)
+        return;
+    for (int i = 0; i < c->n_layers; i++)
+        c->layer_experts[i] = false;
+    for (uint32_t i = 0; list->kind == JSON_LIST && i < list->n; i++) {
+        const struct json *layer = &list->items[i];
+
+        if (layer->kind == JSON_INT && layer->whole >= 0 && layer->whole < c->n_layers)
+            c->layer_experts[layer->whole] = true;
+    }
+    if (list->kind != JSON_LIST) {
+        log_error("model: %s: moe_layers must be a list", s->name);
+        source_fail(s, ERR_INVALID);
+    }
+}
+
+/* Released files have a number for attn_temperature_tuning. */
+static void llama4_read_growth(struct hf_config *c, struct config_source *s, const struct json *obj)
+{
+    const struct json *tuning = json_get(obj, "attn_temperature_tuning");
+    bool is_number = tuning != NULL && tuning->kind == JSON_INT;
+
+    c->still_grows = true;
+    if (is_number ? tuning->whole == 0 : !source_flag(s, obj, "attn_temperature_tuning", true))
+        return;
+    c->growth =
+        (struct k_growth){.beta = (float)source_positive(s, obj, "attn_scale", 0.1),
+                          .period = source_whole(s, obj, "floor_scale", 8192, 1, HF_CONFIG_LEN_MAX),
+                          .first = 1};
+}
+
+/* Queries and keys are normed after the rotation, without weights; layers without positions have no
+ * norms, and queries that grow. intermediate_size is the width of experts and the shared one. */
+void family_llama4(struct hf_config *c, struct config_source *s, const struct json *obj)
+{
+    struct experts_config *e = &c->experts;
+
+    c->host_only = "experts whose inputs are weighted";
+    family_smollm3(c, s, obj);
+    if (source_flag(s, obj, "use_qk_norm", true))
+        c->qk_norm = QK_NORM_AFTER;
+    llama4_read_growth(c, s, obj);
+    llama4_read_chunk(c, s, obj);
+    family_read_experts(c, s, obj, "num_local_experts", "intermediate_size", c->ff_dim);
+    family_read_used(c, s, obj, "num_experts_per_tok", 1);
+    e->scoring = K_SCORE_SIGMOID;
+    e->weighs_inputs = true;
+    e->shared_dim = e->ff_dim;
+    c->ff_dim = source_whole(s, obj, "intermediate_size_mlp", 16384, 1, 1 << 20);
+    llama4_read_layers(c, s, obj);
+    family_check_experts(c, s);
+}

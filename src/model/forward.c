@@ -202,7 +202,7 @@ static void forward_run_mixer(const struct forward *f, const struct pass *p, int
         kv = forward_kv_of(f, i);
         if (plan->attn.qk_norm == QK_NORM_WHOLE)
             pass_norm_whole(p, &plan->attn, weights, f->rank);
-        if (f->plan->growth.beta > 0.0f)
+        if (plan->attn.grows)
             pass_grow(p, &plan->attn);
         if (plan->attn.latent.kv_rank > 0) {
             pass_attend_latent(p, plan, weights, &kv, f->turns[plan->attn.rope]);
@@ -277,7 +277,8 @@ static void forward_run_ffn(const struct forward *f, const struct pass *p, int i
         pass_gate(p, &plan->ffn, &weights->ffn_in, weights->ffn_in_bias, &weights->down);
         break;
     case FFN_PLAIN:
-        pass_activate(p, &plan->ffn, &weights->ffn_in, weights->ffn_in_bias, &weights->down);
+        pass_activate(p, &plan->ffn, &weights->ffn_in, weights->ffn_in_bias, &weights->xielu,
+                      &weights->down);
         break;
     case FFN_EXPERTS:
         if (plan->ffn.experts.config->is_apart) {

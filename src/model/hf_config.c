@@ -118,6 +118,9 @@ static void hf_config_read_activation(struct config_source *s, struct hf_config 
     const char *preset = c->arch->activation != NULL ? c->arch->activation : "silu";
     const char *field = source_alias(obj, fields), *name = json_get_text(obj, field, preset);
 
+    c->has_xielu = strcmp(name, "xielu") == 0 && strcmp(preset, name) == 0;
+    if (c->has_xielu) /* of the one family whose layers have its numbers */
+        return;
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
         /* Entry 0 is silu, which every family takes. */
         if (strcmp(name, known[i].name) == 0 && (i == 0 || c->arch->any_activation)) {

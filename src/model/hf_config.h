@@ -256,6 +256,8 @@ struct experts_config {
     enum k_scoring scoring;
     bool renorms;
     float least, scale, spread;
+    float cap;          /* of the router's logits; 0: none */
+    bool weighs_inputs; /* an expert's weight multiplies its input */
 };
 
 /* Embeddings of tokens for each layer: their rows of a table are mixed with a projection of the
@@ -322,6 +324,14 @@ struct hf_config {
                                            * input attention reads too, and attention with the
                                            * FFN */
     bool attn_gate; /* attention's result is multiplied by a sigmoid of the layer's input */
+    bool gate_by_head, gate_softplus; /* one gate for each head; softplus in place of the sigmoid */
+    uint16_t layer_heads[HF_CONFIG_LAYERS_MAX]; /* [n_layers], of attention; 0: n_heads */
+    bool still_grows;                           /* queries grow in layers without positions alone,
+                                                 * and heads are normed in the others alone */
+    bool has_xielu;                             /* of plain FFNs, in place of the activation */
+    /* Limits of gates and ups, [n_layers], 0: none: of experts, and of other FFNs. */
+    float limits[HF_CONFIG_LAYERS_MAX], shared_limits[HF_CONFIG_LAYERS_MAX];
+    int chunk; /* tokens that a text may have, because layers attend in chunks; 0: any number */
     enum qk_norm qk_norm;
     enum ffn_kind ffn;
     enum k_activation activation;

@@ -166,6 +166,12 @@ static int model_choose_shape(struct model *m, const struct model_options *o)
     shape->n_eos = config->n_eos;
     memcpy(shape->eos, config->eos, sizeof shape->eos);
     model_name_device(m);
+    if (config->chunk > 0 && shape->max_model_len > config->chunk) {
+        log_error("model: max_model_len %d is more than attention_chunk_size %d: in longer texts "
+                  "some layers see the tokens of a chunk alone, which is not served",
+                  shape->max_model_len, config->chunk);
+        return ERR_INVALID;
+    }
     return model_check_shape(shape, config->len_scaled);
 }
 

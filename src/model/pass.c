@@ -292,14 +292,18 @@ void pass_attend(const struct pass *p, const struct attn_plan *attn, const struc
 {
     const struct device_ops *op = p->d->ops;
     struct activations *acts = p->a;
-    bool shuts = false;
+    const struct k_gating gating = {attn->gate_by_head ? attn->head_dim : 1, attn->gate_softplus};
+    bool shuts = false, is_other = attn->gate_by_head || attn->gate_softplus;
 
     op->rope_kv(p->d, acts->mixer_in, kv, rotary, attn->n_heads);
-    if (attn->has_gate && op->shut_attn != NULL)
+    if (attn->has_gate && !is_other && op->shut_attn != NULL)
         shuts = op->shut_attn(p->d, acts->gates, kv);
     op->attn(p->d, acts->mixed.data, acts->mixer_in, kv, attn->n_heads, attn->scale,
              p->fused && (!attn->has_gate || shuts) ? reader : NULL);
-    if (attn->has_gate && !shuts)
+    if (attn->has_gate && is_other)
+        op->shut_by(p->d, acts->mixed.data, acts->gates, &gating, attn->n_heads * attn->head_dim,
+                    p->n);
+    else if (attn->has_gate && !shuts)
         op->shut(p->d, acts->mixed.data, acts->gates, attn->n_heads * attn->head_dim, p->n,
                  p->fused ? reader : NULL);
     if (!p->fused)
@@ -431,14 +435,17 @@ void pass_gate(const struct pass *p, const struct ffn_plan *ffn, const struct k_
         pass_fused_run(p, product);
         return;
     }
-    if (ffn->activation == K_SILU && ffn->gate_by == 1.0f && bias == NULL &&
+    if (ffn->activation == K_SILU && ffn->gate_by == 1.0f && ffn->limit == 0.0f && bias == NULL &&
         p->d->ops->gated != NULL &&
         p->d->ops->gated(p->d, &acts->ff, &acts->normed, gate_up, p->n, reader))
         return;
     p->d->ops->matmul(p->d, acts->ffn_in, &acts->normed, gate_up, bias, p->n);
     if (ffn->gate_by != 1.0f)
         p->d->ops->scale(p->d, acts->ffn_in, 2 * ffn->ff_dim, ffn->ff_dim, ffn->gate_by, p->n);
-    if (ffn->activation == K_SILU)
+    if (ffn->limit > 0.0f) {
+        p->d->ops->gate_limited(p->d, &acts->ff, acts->ffn_in, ffn->limit, ffn->ff_dim, p->n);
+        p->d->ops->quantise(p->d, &acts->ff, p->n, reader);
+    } else if (ffn->activation == K_SILU)
         p->d->ops->silu_mul(p->d, &acts->ff, acts->ffn_in, ffn->ff_dim, p->n, reader);
     else
         p->d->ops->gate(p->d, &acts->ff, acts->ffn_in, ffn->activation, ffn->ff_dim, p->n, reader);
@@ -446,13 +453,16 @@ void pass_gate(const struct pass *p, const struct ffn_plan *ffn, const struct k_
 
 /* An FFN without a gate has no fused form of its own; only its first product is fused. */
 void pass_activate(const struct pass *p, const struct ffn_plan *ffn, const struct k_matrix *up,
-                   const void *bias, const struct k_matrix *reader)
+                   const void *bias, const struct k_xielu *curve, const struct k_matrix *reader)
 {
     struct activations *acts = p->a;
 
     pass_project(p, acts->ffn_in, up, bias);
-    p->d->ops->activate(p->d, acts->ff.data, acts->ffn_in, ffn->activation, ffn->ff_dim, p->n,
-                        p->fused ? reader : NULL);
+    if (ffn->has_xielu)
+        p->d->ops->xielu(p->d, acts->ff.data, acts->ffn_in, curve, ffn->ff_dim, p->n);
+    else
+        p->d->ops->activate(p->d, acts->ff.data, acts->ffn_in, ffn->activation, ffn->ff_dim, p->n,
+                            p->fused ? reader : NULL);
     if (!p->fused)
         p->d->ops->quantise(p->d, &acts->ff, p->n, reader);
 }
@@ -469,6 +479,9 @@ static void pass_share_experts(const struct pass *p, const struct ffn_plan *ffn,
     if (ffn->experts.config->is_plain) {
         op->activate(p->d, acts->ff.data, acts->ffn_in, ffn->activation, ffn->ff_dim, p->n, NULL);
         op->quantise(p->d, &acts->ff, p->n, &w->down);
+    } else if (ffn->limit > 0.0f) {
+        op->gate_limited(p->d, &acts->ff, acts->ffn_in, ffn->limit, ffn->ff_dim, p->n);
+        op->quantise(p->d, &acts->ff, p->n, &w->down);
     } else {
         op->gate(p->d, &acts->ff, acts->ffn_in, ffn->activation, ffn->ff_dim, p->n, &w->down);
     }
@@ -482,8 +495,8 @@ static bool pass_fuses_shared(const struct pass *p, const struct ffn_plan *ffn,
     const struct device_ops *op = p->d->ops;
 
     return w->shared_switch == NULL && !ffn->experts.config->is_plain &&
-           ffn->activation == K_SILU && ffn->gate_by == 1.0f && op->halve != NULL &&
-           op->few(p->d, &w->ffn_in, p->n) && op->few(p->d, &w->down, p->n);
+           ffn->activation == K_SILU && ffn->gate_by == 1.0f && ffn->limit == 0.0f &&
+           op->halve != NULL && op->few(p->d, &w->ffn_in, p->n) && op->few(p->d, &w->down, p->n);
 }
 
 /* The same as pass_share_experts(), by two fused products. Rows of float16, which a format may

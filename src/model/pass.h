@@ -154,9 +154,10 @@ void pass_convolve(const struct pass *p, const struct k_short_conv *conv,
 void pass_gate(const struct pass *p, const struct ffn_plan *ffn, const struct k_matrix *gate_up,
                const void *bias, const struct k_matrix *reader);
 
-/* ff = activation(normed * up + bias), for the product with reader. */
+/* ff = activation(normed * up + bias), for the product with reader; curve: that of an FFN with
+ * xIELU. */
 void pass_activate(const struct pass *p, const struct ffn_plan *ffn, const struct k_matrix *up,
-                   const void *bias, const struct k_matrix *reader);
+                   const void *bias, const struct k_xielu *curve, const struct k_matrix *reader);
 
 /* The experts of a layer, to be run by the sum that follows. The norm of their input is completed
  * by themselves or before, and delta has the result of the shared ones. */

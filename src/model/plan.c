@@ -44,12 +44,21 @@ static struct attn_plan plan_attention(const struct hf_config *c, int window, in
                              .o_bias = c->o_bias,
                              .sinks = c->sinks,
                              .has_gate = c->attn_gate,
+                             .gate_by_head = c->gate_by_head,
+                             .gate_softplus = c->gate_softplus,
+                             .grows = c->growth.beta > 0.0f,
                              .latent = c->latent,
                              .latent_eps = c->latent_eps,
                              .index = c->index.shape,
                              .index_interleaved = c->index.interleaved};
 
     attn.is_shared = attn.kv_layer != layer;
+    if (c->layer_heads[layer] > 0)
+        attn.n_heads = c->layer_heads[layer];
+    if (c->still_grows && c->ropes[attn.rope].rotary_dim > 0)
+        attn.grows = false;
+    else if (c->still_grows)
+        attn.qk_norm = QK_NORM_NONE;
     if (c->layer_kinds[layer] == LAYER_FULL) {
         attn.n_kv_heads = c->full_kv_heads;
         attn.head_dim = c->full_head_dim;
@@ -126,6 +135,9 @@ static struct layer_plan plan_layer(const struct hf_config *c, int layer)
     if (c->lacks_ffn[layer])
         planned.ffn = (struct ffn_plan){.kind = FFN_NONE};
     planned.ffn.gate_by = c->by.gate;
+    planned.ffn.has_xielu = c->has_xielu && planned.ffn.kind == FFN_PLAIN;
+    planned.ffn.limit = c->shared_limits[layer];
+    planned.ffn.experts.limit = c->limits[layer];
     plan_mixer(&planned, c, layer);
     planned.is_twin = c->is_twin && planned.mixer == MIXER_MAMBA;
     planned.mixer_by = planned.ffn_by = c->by.residual;
@@ -161,7 +173,7 @@ static bool plan_fuses_ffn(const struct hf_config *c)
  * a mean, a norm of a product's result and a scaled sum are beyond them. */
 static bool plan_fuses(const struct hf_config *c)
 {
-    return c->norm.kind == K_NORM_RMS && c->norms == NORMS_BEFORE &&
+    return c->host_only == NULL && c->norm.kind == K_NORM_RMS && c->norms == NORMS_BEFORE &&
            c->delta_norms == NORMS_BEFORE && !c->is_parallel && c->qk_norm != QK_NORM_WHOLE &&
            plan_fuses_ffn(c) && !plan_has_multipliers(&c->by) && !c->positions.is_used &&
            !c->head_bias && !c->value_norm && !c->has_layer_scale && !c->norms_embedding &&

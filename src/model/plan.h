@@ -51,6 +51,9 @@ struct attn_plan {
     bool o_bias;
     bool sinks;                   /* a score of each head takes part in its softmax */
     bool has_gate;                /* each head's result is multiplied by a sigmoid */
+    bool gate_by_head;            /* one gate for a head, not for each element */
+    bool gate_softplus;           /* in place of the sigmoid */
+    bool grows;                   /* queries grow with their position */
     struct k_latent_shape latent; /* kv_rank above 0: head_dim is that of latents, of one kv head */
     float latent_eps;
     struct k_index_shape index; /* n_keys above 0: of the choice of tokens; n_heads 0 then: the
@@ -78,8 +81,9 @@ struct conv_plan {
 /* The experts of a layer, and those that a rank has: n_own from rank * n_own on, or all of them. */
 struct experts_plan {
     int n, n_own;
-    int n_used; /* by a token */
-    int ff_dim; /* of an expert */
+    int n_used;  /* by a token */
+    int ff_dim;  /* of an expert */
+    float limit; /* of gates and ups; 0: none */
     const struct experts_config *config;
 };
 
@@ -92,6 +96,8 @@ struct ffn_plan {
     enum k_activation activation;
     bool bias;                   /* of all products but the experts' */
     float gate_by;               /* of the gate before its activation */
+    bool has_xielu;              /* in place of the activation */
+    float limit;                 /* of gates and ups; 0: none; of experts, of the shared one */
     struct experts_plan experts; /* FFN_EXPERTS */
 };
 

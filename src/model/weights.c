@@ -196,7 +196,8 @@ static struct loader_tensors weights_gate_tensor(const struct loading *in,
                                                  const struct attn_plan *whole,
                                                  const struct attn_plan *own)
 {
-    int rows = whole->n_heads * whole->head_dim, own_rows = own->n_heads * own->head_dim;
+    int width = whole->gate_by_head ? 1 : whole->head_dim;
+    int rows = whole->n_heads * width, own_rows = own->n_heads * width;
 
     if (in->names->attn_gate != NULL)
         return loader_tensor(in->names->attn_gate, slice_whole(rows, own_rows, in->dim, in->dim));
@@ -449,7 +450,8 @@ static struct k_router weights_load_router(const struct loading *in, const struc
                               .renorms = config->renorms,
                               .least = config->least,
                               .scale = config->scale,
-                              .spread = config->spread};
+                              .spread = config->spread,
+                              .cap = config->cap};
 
     router.w = loader_numbers(in->l, in->names->router, config->n, in->dim, by);
     if (config->has_bias)
@@ -475,7 +477,9 @@ static struct k_experts weights_load_experts(const struct loading *in, const str
     struct k_experts experts = {.n = own->n_own,
                                 .ff_dim = own->ff_dim,
                                 .is_plain = whole->config->is_plain,
-                                .activation = l->ffn.activation};
+                                .activation = l->ffn.activation,
+                                .limit = whole->limit,
+                                .weighs_inputs = whole->config->weighs_inputs};
 
     if (experts.is_plain) /* relu(u)^2 is relu(u) * u */
         experts.activation = K_RELU;
@@ -534,7 +538,8 @@ static void weights_join_shared(const struct loading *in, const struct layer_pla
 {
     size_t elem = in->l->d->elem_bytes;
 
-    if (whole->ffn.bias || w->experts.is_plain || w->experts.in_bias != NULL ||
+    if (whole->ffn.bias || whole->ffn.limit > 0.0f || w->experts.limit > 0.0f ||
+        w->experts.weighs_inputs || w->experts.is_plain || w->experts.in_bias != NULL ||
         w->experts.n < w->router.n_experts || w->experts.n >= K_EXPERTS_MAX ||
         w->router.n_used >= K_EXPERTS_USED_MAX || in->l->w->adapters != NULL ||
         !weights_is_behind(&w->ffn_in, &w->experts.in, elem) ||
@@ -604,6 +609,25 @@ static void weights_load_layer_embeds(const struct loading *in, struct layer_wei
     w->norm_embed_after = weights_load_norm(in, in->names->norm_embed_after, true);
 }
 
+/* The numbers of xIELU: two are learned, as what a softplus is taken of; the others are constants
+ * that files have, too. */
+static struct k_xielu weights_load_xielu(const struct loading *in)
+{
+    static const char positive[] = "model.layers.%d.mlp.act_fn.alpha_p",
+                      negative[] = "model.layers.%d.mlp.act_fn.alpha_n",
+                      linear[] = "model.layers.%d.mlp.act_fn.beta",
+                      least[] = "model.layers.%d.mlp.act_fn.eps";
+    struct k_xielu curve = {.linear = 0.5f, .least = -1e-6f};
+
+    if (loader_has(in->l, linear))
+        curve.linear = loader_number(in->l, linear);
+    if (loader_has(in->l, least))
+        curve.least = loader_number(in->l, least);
+    curve.positive = log1pf(expf(loader_number(in->l, positive)));
+    curve.negative = curve.linear + log1pf(expf(loader_number(in->l, negative)));
+    return curve;
+}
+
 /* In a parallel layer without a norm of its own the FFN shares the mixer's. */
 static void weights_load_ffn(const struct loading *in, const struct layer_plan *whole,
                              const struct layer_plan *part, struct layer_weights *w)
@@ -625,6 +649,8 @@ static void weights_load_ffn(const struct loading *in, const struct layer_plan *
         weights_load_mixture(in, whole, part, w);
     else
         weights_load_products(in, &own, names->down, whole, part, w);
+    if (whole->ffn.has_xielu)
+        w->xielu = weights_load_xielu(in);
     if (whole->ffn.kind == FFN_EXPERTS && whole->ffn.experts.config->is_apart)
         weights_load_apart(in, w);
     w->norm_ffn_after = weights_load_norm_after(in, names->norm_mlp_after, whole->norms.after_ffn);

@@ -47,6 +47,7 @@ struct layer_weights {
     /* Of an FFN of experts these are the shared ones' matrices, without data if there are none. */
     struct k_matrix ffn_in; /* [2 * ff_dim][dim]: gate, up; of a plain FFN [ff_dim][dim] */
     void *ffn_in_bias;
+    struct k_xielu xielu; /* of a plain FFN with it */
     struct k_matrix down; /* [dim][ff_dim] */
     void *down_bias;
     struct k_router router;

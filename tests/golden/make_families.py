@@ -270,6 +270,18 @@ EXPERTS = {
     "qwen3-moe-wide": ("qwen3_moe", few_experts(hidden_size=64, head_dim=16, num_experts=5,
                                                 num_experts_per_tok=2, moe_intermediate_size=24,
                                                 norm_topk_prob=True), False, 0.2),
+    # Dense layers between those with experts; positions in three of four layers, which norm heads;
+    # queries that grow in the fourth. Chunks are longer than the texts.
+    "llama4": ("llama4_text", small(num_hidden_layers=4, head_dim=12, intermediate_size=20,
+                                    intermediate_size_mlp=54, num_local_experts=5,
+                                    num_experts_per_tok=1, interleave_moe_layer_step=2,
+                                    attention_chunk_size=512, floor_scale=30, attn_scale=0.3,
+                                    no_rope_layers=[1, 0, 1, 1],
+                                    rope_parameters={"rope_type": "llama3", "rope_theta": 1e4,
+                                                     "factor": 8.0, "low_freq_factor": 1.0,
+                                                     "high_freq_factor": 4.0,
+                                                     "original_max_position_embeddings": 64}),
+               False, 0.25),
     "olmoe": ("olmoe", few_experts(intermediate_size=20, num_experts=5,
                                    num_experts_per_tok=2), False, 0.25),
     "granite-moe": ("granitemoe", few_experts(intermediate_size=20, num_local_experts=5,

@@ -102,6 +102,11 @@ static const struct {
     {"experts", "{\"architectures\":[\"Qwen2MoeForCausalLM\"],\"num_hidden_layers\":3,"
                 "\"mlp_only_layers\":[1],\"num_experts\":7,\"num_experts_per_tok\":3,"
                 "\"moe_intermediate_size\":52,\"shared_expert_intermediate_size\":44," SIZES "}"},
+    {"experts whose inputs are weighted, norms after the rotation, queries that grow",
+     "{\"architectures\":[\"Llama4ForCausalLM\"],\"num_hidden_layers\":3,"
+     "\"num_local_experts\":7,\"num_experts_per_tok\":2,\"intermediate_size_mlp\":44,"
+     "\"interleave_moe_layer_step\":2,\"floor_scale\":40,\"no_rope_layer_interval\":3," SIZES "}"},
+    {"xIELU", "{\"architectures\":[\"ApertusForCausalLM\"],\"num_hidden_layers\":2," SIZES "}"},
     {"experts in groups",
      "{\"architectures\":[\"Glm4MoeForCausalLM\"],\"num_hidden_layers\":3,"
      "\"n_routed_experts\":12,\"num_experts_per_tok\":3,\"n_group\":4,\"topk_group\":2,"

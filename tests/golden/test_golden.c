@@ -432,6 +432,8 @@ static const struct {
     {"families/kimi-linear", "2", 2.1e-02, ANY_DEVICE},
     {"families/kimi-linear-wide", "", 1.3e-02, ANY_DEVICE},
     {"families/olmo-hybrid", "24", 2.5e-02, CPU_ONLY},
+    {"families/apertus", "24", 2.0e-02, CPU_ONLY},
+    {"families/llama4", "2", 2.0e-02, CPU_ONLY},
     {"families/seed-oss", "24", 4.4e-02, ANY_DEVICE},
     {"families/smollm3", "24", 3.9e-02, ANY_DEVICE},
     {"families/stablelm", "24", 1.5e-02, ANY_DEVICE},

@@ -75,6 +75,23 @@ static int open_folder(void)
     return open_with(&o);
 }
 
+/* With shorter chunks than the golden's. */
+static void check_chunks(void)
+{
+    struct model_options o = options();
+    struct model *m = NULL;
+
+    o.dir = tap_path("tests/golden/families/llama4");
+    o.hf_overrides = "{\"attention_chunk_size\":100}";
+    is_int(model_open(&m, &o), ERR_OK, "a model that attends in chunks");
+    if (m != NULL)
+        is_int(model_shape(m)->max_model_len, 100, "has texts of a chunk");
+    model_close(m);
+    m = NULL;
+    o.max_model_len = 101;
+    is_int(open_with(&o), ERR_INVALID, "a text longer than a chunk");
+}
+
 static void check_options(void)
 {
     struct model_options o = options();
@@ -236,6 +253,7 @@ int main(void)
     model_close(m);
     m = NULL;
     check_options();
+    check_chunks();
     check_index(tensors, len);
     check_weights(config, config_len, tensors, len);
     tensors[len - 1] ^= 1;
