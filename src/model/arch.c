@@ -42,6 +42,12 @@
     .norm = {.eps = 1e-5f}, .head_dim = 128, .theta = 500000.0, .read = family_llama4, \
     .names = &llama4_names
 
+/* Heads, gates and positions that differ from layer to layer. */
+#define STEP                                                                       \
+    .reads_bias_switches = true, .qk_norm = QK_NORM_HEADS, .has_two_shapes = true, \
+    .norm = {.plus_one = true, .eps = 1e-5f}, .head_dim = 128, .rotary_part = 1.0, \
+    .read = family_step3p5, .names = &step_names
+
 #define WRAPPER .is_wrapped = true, .wraps_any = true, .names = &llama_names
 
 static const struct arch arch_table[] = {
@@ -390,6 +396,17 @@ static const struct arch arch_table[] = {
      .names = &lfm2_names},
     {.name = "Llama4ForCausalLM", LLAMA4},
     {.name = "Llama4ForConditionalGeneration", LLAMA4, .is_wrapped = true},
+    {.name = "Step3p5ForCausalLM", STEP},
+    {.name = "Step3p7ForConditionalGeneration", STEP, .is_wrapped = true},
+    {.name = "LagunaForCausalLM",
+     .reads_bias_switches = true,
+     .qk_norm = QK_NORM_HEADS,
+     .has_two_shapes = true,
+     .head_dim = 128,
+     .rotary_part = 1.0,
+     .window_preset = 512,
+     .read = family_laguna,
+     .names = &laguna_names},
     {.name = "OlmoeForCausalLM",
      .reads_bias_switches = true,
      .qk_norm = QK_NORM_WHOLE,

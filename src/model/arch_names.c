@@ -376,6 +376,32 @@ const struct arch_names llama4_names = {
     .shared_gate = LAYER "feed_forward.shared_expert.gate_proj.weight",
     .shared_up = LAYER "feed_forward.shared_expert.up_proj.weight",
     .shared_down = LAYER "feed_forward.shared_expert.down_proj.weight"};
+/* Gates and ups of all experts apart. */
+const struct arch_names step_names = {LLAMA_ALL,
+                                      LLAMA_NORMS,
+                                      LLAMA_QKV,
+                                      LLAMA_QK_NORMS,
+                                      LLAMA_O,
+                                      LLAMA_FFN,
+                                      .attn_gate = LAYER "self_attn.g_proj.weight",
+                                      .router = LAYER "moe.gate.weight",
+                                      .router_bias = LAYER "moe.router_bias",
+                                      .experts_gate = LAYER "moe.gate_proj.weight",
+                                      .experts_up = LAYER "moe.up_proj.weight",
+                                      .experts_down = LAYER "moe.down_proj.weight",
+                                      .shared_gate = LAYER "share_expert.gate_proj.weight",
+                                      .shared_up = LAYER "share_expert.up_proj.weight",
+                                      .shared_down = LAYER "share_expert.down_proj.weight"};
+const struct arch_names laguna_names = {LLAMA_ALL,
+                                        LLAMA_NORMS,
+                                        LLAMA_QKV,
+                                        LLAMA_QK_NORMS,
+                                        LLAMA_O,
+                                        LLAMA_FFN,
+                                        QWEN_EXPERTS,
+                                        SHARED_EXPERTS("shared_expert"),
+                                        .attn_gate = LAYER "self_attn.g_proj.weight",
+                                        .router_bias = LAYER "mlp.experts.e_score_correction_bias"};
 const struct arch_names granite_moe_names = {
     LLAMA_ALL,
     LLAMA_NORMS,

@@ -13,6 +13,8 @@ extern const struct arch_names olmo2_names;
 extern const struct arch_names gemma3_names;
 extern const struct arch_names gemma4_names;
 extern const struct arch_names phi3_names;
+extern const struct arch_names step_names;
+extern const struct arch_names laguna_names;
 extern const struct arch_names llama4_names;
 extern const struct arch_names apertus_names;
 extern const struct arch_names glm_names;

@@ -73,7 +73,13 @@ void family_bamba(struct hf_config *c, struct config_source *s, const struct jso
 void family_lfm2(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_lfm2_moe(struct hf_config *c, struct config_source *s, const struct json *obj);
 
+/* family_gates.c: a gate for each head, and heads that differ from layer to layer */
+void family_step3p5(struct hf_config *c, struct config_source *s, const struct json *obj);
+void family_laguna(struct hf_config *c, struct config_source *s, const struct json *obj);
+
 /* family_experts.c: mixtures of experts */
+void family_step_experts(struct hf_config *c, struct config_source *s, const struct json *obj);
+void family_laguna_experts(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_nemotron_h_experts(struct hf_config *c, struct config_source *s,
                                const struct json *obj);
 void family_lfm2_experts(struct hf_config *c, struct config_source *s, const struct json *obj);

@@ -678,3 +678,41 @@ void family_llama4(struct hf_config *c, struct config_source *s, const struct js
     llama4_read_layers(c, s, obj);
     family_check_experts(c, s);
 }
+
+/* --- families with a gate for each head (family_gates.c) ------------------------------------- */
+
+void family_step_experts(struct hf_config *c, struct config_source *s, const struct json *obj)
+{
+    static const char *const counts[] = {"n_routed_experts", "moe_num_experts", NULL};
+    static const char *const used[] = {"num_experts_per_tok", "moe_top_k", NULL};
+    static const char *const shared[] = {"share_expert_dim", "share_expert_dims", NULL};
+    struct experts_config *e = &c->experts;
+
+    family_read_experts(c, s, obj, source_alias(obj, counts), "moe_intermediate_size", 1280);
+    family_read_used(c, s, obj, source_alias(obj, used), 8);
+    e->scoring = K_SCORE_SIGMOID;
+    e->has_bias = true;
+    e->renorms = true;
+    e->scale = (float)source_positive(s, obj, "moe_router_scaling_factor", 1.0);
+    e->shared_dim = source_whole(s, obj, source_alias(obj, shared), 1280, 1, 1 << 20);
+    for (int i = 0; i < 3 && i < c->n_layers; i++)
+        c->layer_experts[i] = false;
+    family_check_experts(c, s);
+}
+
+void family_laguna_experts(struct hf_config *c, struct config_source *s, const struct json *obj)
+{
+    const struct json *cap = json_get(obj, "moe_router_logit_softcapping");
+    struct experts_config *e = &c->experts;
+
+    family_read_experts(c, s, obj, "num_experts", "moe_intermediate_size", 512);
+    family_read_used(c, s, obj, "num_experts_per_tok", 8);
+    e->scoring = K_SCORE_SIGMOID;
+    e->has_bias = true;
+    e->renorms = true;
+    e->scale = (float)source_positive(s, obj, "moe_routed_scaling_factor", 1.0);
+    e->shared_dim = source_whole(s, obj, "shared_expert_intermediate_size", 512, 1, 1 << 20);
+    if (cap != NULL && !(json_is_number(cap) && json_real(cap) == 0.0))
+        e->cap = (float)source_positive(s, obj, "moe_router_logit_softcapping", 0.0);
+    family_check_experts(c, s);
+}

@@ -282,6 +282,20 @@ EXPERTS = {
                                                      "high_freq_factor": 4.0,
                                                      "original_max_position_embeddings": 64}),
                False, 0.25),
+    # A gate for each head, which is a softplus; other heads in each layer, other positions in those
+    # with a window; a cap of the router's logits.
+    "laguna": ("laguna", small(head_dim=12, sliding_window=24, num_attention_heads=6,
+                               num_attention_heads_per_layer=[4, 6, 4],
+                               layer_types=["sliding_attention", "full_attention",
+                                            "sliding_attention"], num_experts=5,
+                               num_experts_per_tok=2, moe_intermediate_size=20,
+                               shared_expert_intermediate_size=28, moe_routed_scaling_factor=1.7,
+                               moe_router_logit_softcapping=1.5,
+                               rope_parameters={
+                                   "full_attention": {"rope_type": "default", "rope_theta": 1e4,
+                                                      "partial_rotary_factor": 0.5},
+                                   "sliding_attention": {"rope_type": "default",
+                                                         "rope_theta": 1e3}}), False, 0.25),
     "olmoe": ("olmoe", few_experts(intermediate_size=20, num_experts=5,
                                    num_experts_per_tok=2), False, 0.25),
     "granite-moe": ("granitemoe", few_experts(intermediate_size=20, num_local_experts=5,
@@ -531,6 +545,26 @@ WRAPPED = {
                                                      "rope_type": "default",
                                                      "rope_theta": 500000.0,
                                                      "mrope_section": [4, 2, 2]}), VISION, 0.25),
+    # A gate for each head; other heads and positions in layers with a window; a dense first layer;
+    # limits of gates and ups in experts, in the shared one and in dense layers.
+    "step3p7": ("step3p7", small(pad_token_id="left out", num_hidden_layers=4, head_dim=12, num_sliding_attention_heads=6,
+                                 sliding_window=24, layer_types=TYPES,
+                                 mlp_layer_types=["dense", "sparse", "sparse", "dense"],
+                                 n_routed_experts=5, num_local_experts=5, num_experts_per_tok=2,
+                                 moe_intermediate_size=20, share_expert_dim=28,
+                                 moe_router_scaling_factor=1.7, swiglu_limits=[None, 0.4, 0.0, 2],
+                                 swiglu_limits_shared=[0.5, 0.3, None, 0.0],
+                                 rope_parameters={
+                                     "full_attention": {"rope_type": "llama3", "rope_theta": 1e5,
+                                                        "partial_rotary_factor": 0.5,
+                                                        "factor": 2.0, "low_freq_factor": 1.0,
+                                                        "high_freq_factor": 32.0,
+                                                        "original_max_position_embeddings": 128},
+                                     "sliding_attention": {"rope_type": "default",
+                                                           "rope_theta": 1e4,
+                                                           "partial_rotary_factor": 1.0}}),
+                dict(num_hidden_layers=1, hidden_size=8, num_attention_heads=2, image_size=28,
+                     patch_size=14, mlp_ratio=1.0), 0.25),
     "glm4v": ("glm4v", small(hidden_size=48, rope_parameters={
         "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5,
         "mrope_section": [1, 1, 1]}), dict(VISION, out_hidden_size=48), 0.3),

@@ -107,6 +107,18 @@ static const struct {
      "\"num_local_experts\":7,\"num_experts_per_tok\":2,\"intermediate_size_mlp\":44,"
      "\"interleave_moe_layer_step\":2,\"floor_scale\":40,\"no_rope_layer_interval\":3," SIZES "}"},
     {"xIELU", "{\"architectures\":[\"ApertusForCausalLM\"],\"num_hidden_layers\":2," SIZES "}"},
+    {"a gate for each head, which differ by layer, and limits",
+     "{\"architectures\":[\"Step3p5ForCausalLM\"],\"num_hidden_layers\":3,"
+     "\"layer_types\":[\"sliding_attention\",\"full_attention\",\"sliding_attention\"],"
+     "\"sliding_window\":19,\"num_sliding_attention_heads\":12,\"moe_layers_enum\":[1,2],"
+     "\"n_routed_experts\":7,\"num_experts_per_tok\":3,\"moe_intermediate_size\":52,"
+     "\"share_expert_dim\":44,\"swiglu_limits\":[0,0.01,0],"
+     "\"swiglu_limits_shared\":[0.01,0,0.02]," SIZES "}"},
+    {"softplus gates, and a cap of the router's logits",
+     "{\"architectures\":[\"LagunaForCausalLM\"],\"num_hidden_layers\":2,"
+     "\"num_attention_heads_per_layer\":[4,8],\"gating\":\"per-element\",\"num_experts\":7,"
+     "\"num_experts_per_tok\":3,\"moe_intermediate_size\":52,"
+     "\"shared_expert_intermediate_size\":44,\"moe_router_logit_softcapping\":0.05," SIZES "}"},
     {"experts in groups",
      "{\"architectures\":[\"Glm4MoeForCausalLM\"],\"num_hidden_layers\":3,"
      "\"n_routed_experts\":12,\"num_experts_per_tok\":3,\"n_group\":4,\"topk_group\":2,"

@@ -434,6 +434,8 @@ static const struct {
     {"families/olmo-hybrid", "24", 2.5e-02, CPU_ONLY},
     {"families/apertus", "24", 2.0e-02, CPU_ONLY},
     {"families/llama4", "2", 2.0e-02, CPU_ONLY},
+    {"families/step3p7", "2", 2.0e-02, CPU_ONLY},
+    {"families/laguna", "2", 2.0e-02, CPU_ONLY},
     {"families/seed-oss", "24", 4.4e-02, ANY_DEVICE},
     {"families/smollm3", "24", 3.9e-02, ANY_DEVICE},
     {"families/stablelm", "24", 1.5e-02, ANY_DEVICE},

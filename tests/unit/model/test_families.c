@@ -19,6 +19,18 @@
 #define APERTUS     OF("ApertusForCausalLM")
 #define LLAMA4      OF("Llama4ForCausalLM") ",\"num_local_experts\":6"
 
+#define STEP                                                            \
+    OF("Step3p5ForCausalLM")                                            \
+    ",\"n_routed_experts\":6,\"num_experts_per_tok\":2,\"head_dim\":8," \
+    "\"num_nextn_predict_layers\":1,\"sliding_window\":32"
+#define STEP_TYPES                                                                      \
+    ",\"layer_types\":[\"full_attention\",\"sliding_attention\",\"sliding_attention\"," \
+    "\"full_attention\",\"full_attention\"]"
+#define LAGUNA OF("LagunaForCausalLM") ",\"num_experts\":6,\"num_experts_per_tok\":2,\"head_dim\":8"
+#define LAGUNA_TYPES                                                                    \
+    ",\"layer_types\":[\"full_attention\",\"sliding_attention\",\"sliding_attention\"," \
+    "\"full_attention\"]"
+
 static struct hf_config c;
 static char lines[4096];
 
@@ -55,6 +67,29 @@ static const struct {
     {OLMO_HYBRID ",\"hidden_act\":\"gelu\"}", "hidden_act", ERR_UNSUPPORTED},
     {APERTUS ",\"hidden_act\":\"yelu\"}", "yelu", ERR_UNSUPPORTED},
     {OF("ArceeForCausalLM") ",\"hidden_act\":\"xielu\"}", "xielu", ERR_UNSUPPORTED},
+    {STEP ",\"layer_types\":[\"full_attention\"]}", "layer_types", ERR_INVALID},
+    {STEP ",\"layer_types\":[1,2,3,4]}", "layer_types", ERR_UNSUPPORTED},
+    {STEP STEP_TYPES ",\"num_sliding_attention_heads\":5}", "heads 5 of layer 1", ERR_INVALID},
+    {STEP STEP_TYPES ",\"attention_other_setting\":{\"num_attention_groups\":4}}",
+     "attention_other_setting", ERR_UNSUPPORTED},
+    {STEP STEP_TYPES ",\"sliding_window\":0}", "sliding_window", ERR_INVALID},
+    {STEP ",\"swiglu_limits\":[1,2]}", "swiglu_limits", ERR_INVALID},
+    {STEP ",\"swiglu_limits_shared\":[0,null,-1,0]}", "swiglu_limits_shared", ERR_INVALID},
+    {STEP ",\"rope_theta\":[1e4,0,1e4,1e4]" STEP_TYPES "}", "rope_theta", ERR_INVALID},
+    {STEP ",\"partial_rotary_factors\":[2,1,1,1]}", "partial_rotary_factors", ERR_INVALID},
+    {STEP ",\"moe_layers_enum\":\"1,x\"}", "moe_layers_enum", ERR_INVALID},
+    {STEP ",\"use_head_wise_attn_gate\":false}", "use_head_wise_attn_gate", ERR_UNSUPPORTED},
+    {STEP ",\"moe_router_activation\":\"softmax\"}", "moe_router_activation", ERR_UNSUPPORTED},
+    {LAGUNA ",\"gating\":false}", "gating", ERR_UNSUPPORTED},
+    {LAGUNA ",\"num_attention_heads_per_layer\":[8,8,8,0]}", "num_attention_heads_per_layer",
+     ERR_INVALID},
+    {LAGUNA ",\"num_attention_heads_per_layer\":[8,7,8,8]}", "7 of layer 1", ERR_INVALID},
+    {LAGUNA ",\"moe_apply_router_weight_on_input\":true}", "moe_apply_router_weight_on_input",
+     ERR_UNSUPPORTED},
+    {LAGUNA ",\"moe_router_logit_softcapping\":-1}", "moe_router_logit_softcapping", ERR_INVALID},
+    {LAGUNA LAGUNA_TYPES ",\"rope_parameters\":{\"full_attention\":{\"rope_type\":\"default\"}}}",
+     "rope_parameters", ERR_INVALID},
+    {LAGUNA ",\"mlp_layer_types\":[\"dense\"]}", "mlp_layer_types", ERR_INVALID},
     {LLAMA4 ",\"attention_chunk_size\":0}", "attention_chunk_size", ERR_INVALID},
     {LLAMA4 ",\"floor_scale\":0}", "floor_scale", ERR_INVALID},
     {LLAMA4 ",\"attn_scale\":\"x\"}", "attn_scale", ERR_INVALID},
@@ -136,6 +171,62 @@ static void check_llama4(void)
        "has long texts, and neither norms nor growth");
 }
 
+/* The fields of released files, with entries of an MTP layer; then those of transformers. */
+static void check_step(void)
+{
+    is_int(parse(OF("Step3p5ForCausalLM") STEP_TYPES
+                 ",\"num_attention_groups\":4,\"num_key_value_heads\":null,\"head_dim\":8,"
+                 "\"moe_num_experts\":6,\"moe_top_k\":2,\"share_expert_dim\":28,"
+                 "\"num_nextn_predict_layers\":1,\"sliding_window\":32,"
+                 "\"attention_other_setting\":{\"attention_type\":\"sliding_attention\","
+                 "\"num_attention_heads\":12,\"num_attention_groups\":4,\"head_dim\":8},"
+                 "\"rope_theta\":[5e6,1e4,1e4,5e6,5e6],\"moe_layers_enum\":\"1,3\","
+                 "\"partial_rotary_factors\":[0.5,1.0,1.0,0.5,0.5],"
+                 "\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":2.0,"
+                 "\"low_freq_factor\":1.0,\"high_freq_factor\":32.0,"
+                 "\"original_max_position_embeddings\":128},"
+                 "\"swiglu_limits\":[0,0,0,7,7],\"swiglu_limits_shared\":[0,0,0,16,0],"
+                 "\"moe_router_scaling_factor\":3.0}"),
+           ERR_OK, "a released Step 3.5");
+    ok(c.layer_kinds[0] == LAYER_FULL && c.layer_kinds[1] == LAYER_WINDOW && c.window == 32 &&
+           c.layer_heads[0] == 8 && c.layer_heads[1] == 12 && c.n_kv_heads == 4,
+       "its layers and their heads");
+    ok(c.ropes[c.layer_ropes[0]].rotary_dim == 4 && c.ropes[c.layer_ropes[0]].theta == 5e6 &&
+           c.ropes[c.layer_ropes[0]].kind == ROPE_LLAMA3 &&
+           c.ropes[c.layer_ropes[1]].rotary_dim == 8 && c.ropes[c.layer_ropes[1]].theta == 1e4 &&
+           c.ropes[c.layer_ropes[1]].kind == ROPE_PLAIN,
+       "and their positions");
+    ok(c.limits[3] == 7.0f && c.shared_limits[3] == 16.0f && c.limits[0] == 0.0f &&
+           !c.layer_experts[0] && c.layer_experts[1] && !c.layer_experts[2] && c.layer_experts[3] &&
+           c.experts.n == 6 && c.experts.n_used == 2 && c.experts.scale == 3.0f,
+       "its experts and limits");
+    ok(c.gate_by_head && c.attn_gate && !c.gate_softplus && c.host_only != NULL,
+       "gates of heads, which a GPU does not compute");
+    is_int(parse(STEP ",\"mlp_layer_types\":[\"sparse\",\"dense\",\"sparse\",\"dense\"]}"), ERR_OK,
+           "a Step with the defaults of its class");
+    ok(c.layer_kinds[1] == LAYER_FULL && c.layer_heads[1] == 8 && c.layer_experts[0] &&
+           !c.layer_experts[1],
+       "its layers");
+}
+
+static void check_laguna(void)
+{
+    is_int(parse(LAGUNA LAGUNA_TYPES "}"), ERR_OK, "a Laguna with the defaults of its class");
+    ok(c.ropes[c.layer_ropes[0]].rotary_dim == 4 && c.ropes[c.layer_ropes[0]].theta == 500000.0 &&
+           c.ropes[c.layer_ropes[1]].rotary_dim == 8 && c.ropes[c.layer_ropes[1]].theta == 1e4 &&
+           c.window == 512,
+       "its layers and their positions");
+    ok(c.gate_by_head && c.gate_softplus && !c.layer_experts[0] && c.layer_experts[1] &&
+           c.experts.cap == 0.0f && c.experts.renorms && c.host_only != NULL,
+       "its gates and experts");
+    is_int(parse(LAGUNA ",\"gating\":\"per-element\",\"num_attention_heads_per_layer\":[4,8,6,2],"
+                        "\"moe_router_logit_softcapping\":3.0}"),
+           ERR_OK, "one with other heads in each layer");
+    ok(!c.gate_by_head && c.gate_softplus && c.layer_heads[2] == 6 && c.experts.cap == 3.0f &&
+           c.layer_kinds[1] == LAYER_FULL,
+       "has these");
+}
+
 int main(void)
 {
     log_set_level(LOG_LEVEL_ERROR);
@@ -143,5 +234,7 @@ int main(void)
     check_olmo_hybrid();
     check_apertus();
     check_llama4();
+    check_step();
+    check_laguna();
     return tap_done();
 }
