@@ -14,6 +14,7 @@ extern const struct arch_names gemma3_names;
 extern const struct arch_names gemma4_names;
 extern const struct arch_names phi3_names;
 extern const struct arch_names step_names;
+extern const struct arch_names mimo_v2_names;
 extern const struct arch_names laguna_names;
 extern const struct arch_names llama4_names;
 extern const struct arch_names apertus_names;

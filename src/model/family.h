@@ -75,9 +75,11 @@ void family_lfm2_moe(struct hf_config *c, struct config_source *s, const struct 
 
 /* family_gates.c: a gate for each head, and heads that differ from layer to layer */
 void family_step3p5(struct hf_config *c, struct config_source *s, const struct json *obj);
+void family_mimo_v2(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_laguna(struct hf_config *c, struct config_source *s, const struct json *obj);
 
 /* family_experts.c: mixtures of experts */
+void family_mimo_experts(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_step_experts(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_laguna_experts(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_nemotron_h_experts(struct hf_config *c, struct config_source *s,

@@ -716,3 +716,31 @@ void family_laguna_experts(struct hf_config *c, struct config_source *s, const s
         e->cap = (float)source_positive(s, obj, "moe_router_logit_softcapping", 0.0);
     family_check_experts(c, s);
 }
+
+/* moe_layer_freq of released files has 1 for layers with experts; without it the first is dense. */
+void family_mimo_experts(struct hf_config *c, struct config_source *s, const struct json *obj)
+{
+    const struct json *list = json_get_kind(obj, "moe_layer_freq", JSON_LIST);
+    const struct json *scale = json_get(obj, "routed_scaling_factor");
+    struct experts_config *e = &c->experts;
+
+    family_read_experts(c, s, obj, "n_routed_experts", "moe_intermediate_size", 2048);
+    family_read_used(c, s, obj, "num_experts_per_tok", 8);
+    e->scoring = K_SCORE_SIGMOID;
+    e->has_bias = true;
+    e->n_groups = source_whole(s, obj, "n_group", 1, 1, K_EXPERT_GROUPS_MAX);
+    e->n_groups_used = source_whole(s, obj, "topk_group", 1, 1, K_EXPERT_GROUPS_MAX);
+    e->group_best = 2;
+    e->renorms = source_flag(s, obj, "norm_topk_prob", true);
+    if (scale != NULL && scale->kind != JSON_NULL)
+        e->scale = (float)source_positive(s, obj, "routed_scaling_factor", 1.0);
+    if (list != NULL && list->n != (uint32_t)c->n_layers) {
+        log_error("model: %s: moe_layer_freq must be a list of %d", s->name, c->n_layers);
+        source_fail(s, ERR_INVALID);
+        return;
+    }
+    for (int i = 0; i < c->n_layers; i++)
+        c->layer_experts[i] =
+            list == NULL ? i > 0 : list->items[i].kind == JSON_INT && list->items[i].whole != 0;
+    family_check_experts(c, s);
+}

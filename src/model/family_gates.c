@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Fields of config.json of families whose attention has one gate for each head, and another number
- * of heads in some layers: Step 3.5 and 3.7, Laguna. Meanings and defaults are those of the
- * configuration classes in transformers.
+ * Fields of config.json of families with other heads in some layers: Step 3.5 and 3.7 and Laguna,
+ * whose attention also has one gate for each head, and MiMo-V2. Meanings and defaults are those of
+ * the configuration classes in transformers.
  *
  * Released files of Step have lists with an entry for each layer, and for the MTP layers behind
  * them, which are not read; those that transformers writes have the fields of other families. */
@@ -335,5 +335,113 @@ void family_laguna(struct hf_config *c, struct config_source *s, const struct js
         laguna_read_ropes(c, s, obj);
     family_laguna_experts(c, s, obj);
     c->layer_experts[0] = false;
+    family_layer_types(c, s, obj);
+}
+
+/* --- MiMo-V2 -------------------------------------------------------------------------------- */
+
+/* Released files have 1 for layers with a window in hybrid_layer_pattern, and sliding_window_size,
+ * which does not count the token itself. */
+static void mimo_read_layers(struct hf_config *c, struct config_source *s, const struct json *obj)
+{
+    const struct json *pattern = gates_list(c, s, obj, "hybrid_layer_pattern", 0);
+    const struct json *types = json_get_kind(obj, "layer_types", JSON_LIST);
+    const struct json *size = json_get(obj, "sliding_window_size");
+
+    gates_read_kinds(c, s, obj, 0);
+    for (int i = 0; i < c->n_layers && types == NULL; i++) {
+        bool is_full = pattern == NULL
+                           ? i == 0 || (i + 1) % 6 == 0
+                           : pattern->items[i].kind == JSON_INT && pattern->items[i].whole == 0;
+
+        c->layer_kinds[i] = is_full ? LAYER_FULL : LAYER_WINDOW;
+    }
+    c->window = source_whole(s, obj, "sliding_window", c->arch->window_preset, 1, 1 << 24);
+    if (size != NULL && size->kind != JSON_NULL)
+        c->window = source_whole(s, obj, "sliding_window_size", 128, 1, (1 << 24) - 1) + 1;
+}
+
+/* Twice as many kv heads, and sinks, in layers with a window. */
+static void mimo_read_heads(struct hf_config *c, struct config_source *s, const struct json *obj)
+{
+    static const char *const same[] = {"swa_head_dim", "swa_v_head_dim", "swa_num_attention_heads"};
+    int value_dim = source_whole(s, obj, "v_head_dim", 128, 1, K_HEAD_DIM_MAX);
+    const int wanted[] = {c->head_dim, value_dim, c->n_heads};
+
+    for (int i = 0; i < 3; i++) {
+        if (source_whole(s, obj, same[i], wanted[i], 1, 1024) == wanted[i])
+            continue;
+        log_error("model: %s: %s is supported as %d only, as in other layers", s->name, same[i],
+                  wanted[i]);
+        source_fail(s, ERR_UNSUPPORTED);
+    }
+    if (s->rc == ERR_OK && value_dim > c->head_dim) {
+        log_error("model: %s: v_head_dim %d must be at most head_dim %d", s->name, value_dim,
+                  c->head_dim);
+        source_fail(s, ERR_INVALID);
+    }
+    c->value_dim = value_dim < c->head_dim ? value_dim : 0;
+    c->n_kv_heads = source_whole(s, obj, "swa_num_key_value_heads", 2 * c->full_kv_heads, 1, 1024);
+    if (s->rc == ERR_OK && c->n_heads % c->n_kv_heads != 0) {
+        log_error("model: %s: num_attention_heads %d is not a multiple of the %d kv heads of "
+                  "layers with a window",
+                  s->name, c->n_heads, c->n_kv_heads);
+        source_fail(s, ERR_INVALID);
+    }
+    c->sinks = source_flag(s, obj, "add_swa_attention_sink_bias", true);
+    c->sinks_locally = true;
+}
+
+/* A rope for each kind of layer. */
+static void mimo_read_ropes(struct hf_config *c, struct config_source *s, const struct json *obj)
+{
+    static const char *const thetas[] = {"rope_theta", "swa_rope_theta"};
+    static const double presets[] = {5e6, 1e4};
+    static const char *const names[] = {"full_attention", "sliding_attention"};
+    const struct json *all = json_get_kind(obj, "rope_parameters", JSON_OBJECT);
+    int ropes[2];
+
+    for (int i = 0; i < 2; i++) {
+        const struct json *own = json_get_kind(all, names[i], JSON_OBJECT);
+
+        if (all != NULL && own == NULL) {
+            log_error("model: %s: rope_parameters must have %s", s->name, names[i]);
+            source_fail(s, ERR_INVALID);
+        }
+        ropes[i] = config_add_rope(c, c->head_dim, s, obj, own);
+        if (all == NULL)
+            c->ropes[ropes[i]].theta = source_positive(s, obj, thetas[i], presets[i]);
+    }
+    for (int i = 0; i < c->n_layers; i++)
+        c->layer_ropes[i] = (uint8_t)ropes[c->layer_kinds[i] == LAYER_WINDOW];
+}
+
+/* Values are narrower than keys, and multiplied by a constant, which attention's result is
+ * multiplied by instead. */
+void family_mimo_v2(struct hf_config *c, struct config_source *s, const struct json *obj)
+{
+    static const char *const unserved[] = {"attention_bias", "add_full_attention_sink_bias",
+                                           "attention_projection_layout"};
+    const struct json *scale = json_get(obj, "attention_value_scale");
+
+    for (size_t i = 0; i < sizeof unserved / sizeof unserved[0]; i++) {
+        const struct json *value = json_get(obj, unserved[i]);
+
+        if (value == NULL || value->kind == JSON_NULL ||
+            (value->kind == JSON_BOOL && !value->flag) ||
+            (value->kind == JSON_TEXT && strcmp(value->text, "split_qkv") == 0))
+            continue;
+        log_error("model: %s: %s is not supported", s->name, unserved[i]);
+        source_fail(s, ERR_UNSUPPORTED);
+    }
+    if (json_get(obj, "layernorm_epsilon") != NULL)
+        c->norm.eps = (float)source_positive(s, obj, "layernorm_epsilon", 1e-5);
+    mimo_read_layers(c, s, obj);
+    mimo_read_heads(c, s, obj);
+    if (s->rc == ERR_OK)
+        mimo_read_ropes(c, s, obj);
+    if (scale == NULL || scale->kind != JSON_NULL)
+        c->by.attention = (float)source_positive(s, obj, "attention_value_scale", 0.707);
+    family_mimo_experts(c, s, obj);
     family_layer_types(c, s, obj);
 }

@@ -331,6 +331,8 @@ struct hf_config {
     bool has_xielu;                             /* of plain FFNs, in place of the activation */
     /* Limits of gates and ups, [n_layers], 0: none: of experts, and of other FFNs. */
     float limits[HF_CONFIG_LAYERS_MAX], shared_limits[HF_CONFIG_LAYERS_MAX];
+    int value_dim;      /* of a head's values, which are below head_dim; 0: they are as wide */
+    bool sinks_locally; /* sinks are in layers with a window alone */
     int chunk; /* tokens that a text may have, because layers attend in chunks; 0: any number */
     enum qk_norm qk_norm;
     enum ffn_kind ffn;

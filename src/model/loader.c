@@ -488,9 +488,17 @@ static bool loader_is_rounded_part(const struct k_matrix *m, const struct part *
 static void loader_choose_format(struct loader *l, struct k_matrix *m, const struct part *parts,
                                  int n_parts, enum loader_use use)
 {
-    bool has_all;
+    bool has_all, is_padded = false;
     const struct k_format wanted = loader_wanted_format(l, parts, n_parts, use, &has_all);
 
+    for (int i = 0; i < n_parts; i++)
+        is_padded = is_padded || slice_is_padded(&parts[i].slice.shape);
+    if (is_padded) { /* rooms cut groups of all formats */
+        m->format = plain;
+        if (!k_format_is_plain(&wanted))
+            loader_count_converted(l, m, parts, n_parts, &wanted);
+        return;
+    }
     if (loader_keeps_bf16(l, m, parts, n_parts, use) ||
         (loader_has_bytes(l, parts, n_parts, use, &m->format) && l->d->ops->takes(l->d, m)) ||
         (loader_packs(l, parts, n_parts, use, &m->format) && l->d->ops->takes(l->d, m)) ||
@@ -631,6 +639,9 @@ static void loader_list_parts(struct loader *l, const struct k_matrix *m, float 
             /* Plain in the file, rounded by the setting `quantization`. */
             to.use = BYTES_ROUNDED;
             to.scales = dev_scales + row;
+        } else if (slice_is_padded(&parts[i].slice.shape)) {
+            to.use = BYTES_WIDENED;
+            to.packed = to_round;
         } else if (to.part.kind != NULL || rounds) {
             to.use = BYTES_CONVERTED;
             to.packed = to_round;
@@ -661,10 +672,14 @@ static int loader_fill_random_slices(struct loader *l, const struct k_matrix *m,
 
     for (int i = 0; i < n_parts && rc == ERR_OK; i++) {
         const struct slice *slice = &parts[i].slice, whole = loader_whole_slice(slice);
+        bool is_padded = slice_is_padded(&slice->shape);
+        int before = slice_padded(&slice->shape.pad_rows, slice->first[0]);
+        int col_before = slice_padded(&slice->shape.pad_cols, slice->col);
 
         for (int r = 0; r < slice->n_rows && rc == ERR_OK; r++, at += (size_t)m->n_in) {
-            size_t to = above + (size_t)slice_to(&whole, slice_row(slice, r));
-            size_t first = to * (size_t)slice->cols + (size_t)slice->col;
+            int row_of_whole = is_padded ? before + r : slice_to(&whole, slice_row(slice, r));
+            size_t to = above + (size_t)row_of_whole;
+            size_t first = to * (size_t)whole.n_cols + (size_t)col_before;
 
             for (int col = 0; col < slice->n_cols; col++)
                 row[col] = k_noise(seed, first + (size_t)col) * RANDOM_SCALE;
@@ -674,6 +689,19 @@ static int loader_fill_random_slices(struct loader *l, const struct k_matrix *m,
     }
     mem_free(row);
     return rc;
+}
+
+/* Zeros, which rooms keep: other elements follow. */
+static void loader_clear(struct loader *l, const struct k_matrix *m)
+{
+    float *row = mem_zalloc_array((size_t)m->n_in, sizeof *row);
+
+    if (row == NULL)
+        l->rc = ERR_NO_MEMORY;
+    for (int i = 0; i < m->n_out && l->rc == ERR_OK; i++)
+        l->rc = l->d->ops->weights(l->d, m->data, (size_t)i * (size_t)m->n_in, row, DEVICE_F32,
+                                   (size_t)m->n_in);
+    mem_free(row);
 }
 
 /* Fill a matrix with random elements; scales make quantised ones as large as plain ones. */
@@ -802,6 +830,12 @@ static void loader_fill_matrix(struct loader *l, struct k_matrix *matrix, struct
         return;
     }
     loader_place_matrix(l, matrix, all);
+    for (int i = 0; i < all->n && l->files != NULL && !l->absent && l->rc == ERR_OK; i++) {
+        if (slice_is_padded(&all->shapes[i])) {
+            loader_clear(l, matrix);
+            break;
+        }
+    }
     scales = (float *)(uintptr_t)matrix->scales;
     l->w->is_packed =
         l->w->is_packed ||
@@ -826,7 +860,8 @@ struct k_matrix loader_matrix(struct loader *l, const struct loader_tensors *all
                               enum loader_use use)
 {
     int n_parts = all->n * (all->n_experts > 0 ? all->n_experts : 1);
-    struct k_matrix matrix = {.n_in = all->shapes[0].own_cols};
+    struct k_matrix matrix = {.n_in =
+                                  slice_padded(&all->shapes[0].pad_cols, all->shapes[0].own_cols)};
     struct part *parts;
 
     must(all->n >= 1 && all->n <= LOADER_TENSORS_MAX);

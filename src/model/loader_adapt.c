@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Matrices that adapters may have: those of layers and the output matrix, but not experts, and not
- * those of more tensors than kernels take: adapters with these are refused by their names. */
+ * those of more tensors than kernels take, or with room: adapters with these are refused by their
+ * names. */
 #include "model/adapters.h"
 #include "model/loader.h"
 
@@ -17,6 +18,10 @@ void loader_adapt(struct loader *l, struct k_matrix *m, const struct loader_tens
     if (l->rc != ERR_OK || l->w->adapters == NULL || (use != USE_LAYER && use != USE_HEAD) ||
         all->n > K_ADAPTED_MAX)
         return;
+    for (int i = 0; i < all->n; i++) {
+        if (slice_is_padded(&all->shapes[i]))
+            return;
+    }
     for (int i = 0; i < all->n; i++) {
         loader_name(l, names[i], sizeof names[i], all->patterns[i], "");
         at[i] = names[i];

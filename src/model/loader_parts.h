@@ -21,6 +21,7 @@ enum use_of_bytes {
                       * device's type */
     BYTES_QUANTISED, /* dequantised by the host and rounded to e4m3, with a scale per row */
     BYTES_RAISED,    /* numbers of a file's type plus 1, in the device's type */
+    BYTES_WIDENED,   /* as BYTES_CONVERTED or plain, into a slice with room */
     BYTES_TURNED,    /* the tensor is the transpose of the matrix */
     BYTES_PACKED,    /* codes that go into records, with their scales, when all have come; or plain
                       * numbers that are rounded to bytes by row */

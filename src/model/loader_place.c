@@ -47,7 +47,8 @@ size_t loader_elem_bytes(const struct target *to, int n)
 /* A tensor whose rows are not the matrix's is converted when all of it has come; packed are all. */
 bool loader_is_gathered(const struct target *to)
 {
-    return to->use == BYTES_PACKED || ((to->use == BYTES_CONVERTED || to->use == BYTES_QUANTISED) &&
+    return to->use == BYTES_PACKED || ((to->use == BYTES_CONVERTED || to->use == BYTES_QUANTISED ||
+                                        to->use == BYTES_WIDENED) &&
                                        to->part.kind != NULL && to->part.kind->is_whole);
 }
 
@@ -109,6 +110,38 @@ static int loader_store_quantised(struct loader *l, struct device *d, const stru
     return rc;
 }
 
+/* Store a row of a slice with room, in runs of columns. */
+static int loader_store_runs(struct device *d, const struct target *to, const float *row, size_t at)
+{
+    const struct slice_pad *pad = &to->slice.shape.pad_cols;
+    int n_cols = to->slice.shape.own_cols, step = pad->n > 0 ? pad->n : n_cols, rc = ERR_OK;
+
+    for (int col = 0; col < n_cols && rc == ERR_OK; col += step)
+        rc = d->ops->weights(d, to->dst, at + (size_t)slice_padded(pad, col), row + col, DEVICE_F32,
+                             (size_t)step);
+    return rc;
+}
+
+/* The same as below, of a slice with room. */
+static int loader_store_padded(struct loader *l, int rank, const struct target *to,
+                               const float *floats, int first, int n)
+{
+    const struct slice *slice = &to->slice;
+    int rc = ERR_OK;
+
+    for (int i = 0; i < n && rc == ERR_OK; i++) {
+        int row = slice_to(slice, first + i);
+
+        if (row < 0)
+            continue;
+        row = slice_padded(&slice->shape.pad_rows, row);
+        rc = loader_store_runs(l->ranks[rank].device, to,
+                               floats + (size_t)i * (size_t)slice->cols + slice->col,
+                               to->at + (size_t)row * (size_t)slice->n_cols);
+    }
+    return rc;
+}
+
 /* Store a rank's slice of rows first .. first + n - 1 of a tensor, which are float32. Rows that are
  * whole in the slice go in one call, others one by one. The mutex is held unless the use is
  * BYTES_QUANTISED. */
@@ -120,6 +153,8 @@ static int loader_store_floats(struct loader *l, int rank, const struct target *
     struct slice_run run = slice_next(slice, first, first + n);
     int rc = ERR_OK;
 
+    if (slice_is_padded(&slice->shape))
+        return loader_store_padded(l, rank, to, floats, first, n);
     for (; run.n > 0 && rc == ERR_OK; run = slice_next(slice, run.from + run.n, first + n)) {
         const float *from = floats + (size_t)(run.from - first) * (size_t)slice->cols + slice->col;
         int step = run.n;
@@ -165,15 +200,16 @@ static int loader_order_columns(const struct target *to, void *rows, int n_rows,
 /* True if the host computes the numbers before they are stored. */
 static bool loader_is_converted(const struct target *to)
 {
-    return to->use == BYTES_CONVERTED || to->use == BYTES_QUANTISED || to->use == BYTES_RAISED;
+    return to->use == BYTES_CONVERTED || to->use == BYTES_QUANTISED || to->use == BYTES_RAISED ||
+           to->use == BYTES_WIDENED;
 }
 
 /* Gemma stores weights of norms minus one. Adding in float32, before rounding to the device's type,
  * keeps the small digits. */
-static void loader_raise_numbers(float *out, const struct tensor *t, size_t n)
+static void loader_take_numbers(float *out, const struct tensor *t, size_t n, float more)
 {
     for (size_t i = 0; i < n; i++)
-        out[i] = quant_number(t, i) + 1.0f;
+        out[i] = quant_number(t, i) + more;
 }
 
 /* Convert n_rows rows from `first` on to float32 and store each rank's slice. The mutex is held
@@ -199,7 +235,9 @@ static int loader_convert_rows(struct loader *l, size_t idx, unsigned char *byte
             some = n_rows - row;
         part.data = bytes;
         if (to->use == BYTES_RAISED)
-            loader_raise_numbers(floats, &part, (size_t)some * cols);
+            loader_take_numbers(floats, &part, (size_t)some * cols, 1.0f);
+        else if (to->part.kind == NULL && k_format_is_plain(&to->packed))
+            loader_take_numbers(floats, &part, (size_t)some * cols, 0.0f);
         else
             rc = to->part.kind != NULL
                      ? quant_dequantise(floats, &to->part, bytes, first + row, some)
@@ -311,6 +349,7 @@ static int loader_send_rows(struct device *d, const struct target *to,
     case BYTES_CONVERTED:
     case BYTES_QUANTISED:
     case BYTES_RAISED:
+    case BYTES_WIDENED:
     case BYTES_TURNED:
     case BYTES_PACKED: break;
     case BYTES_FILLED: return d->ops->pipe_weights(d, &some, to->dst, at, to->type, elems);

@@ -52,7 +52,10 @@ static struct attn_plan plan_attention(const struct hf_config *c, int window, in
                              .index = c->index.shape,
                              .index_interleaved = c->index.interleaved};
 
+    attn.value_dim = c->value_dim > 0 ? c->value_dim : attn.head_dim;
     attn.is_shared = attn.kv_layer != layer;
+    if (c->sinks_locally && window == 0)
+        attn.sinks = false;
     if (c->layer_heads[layer] > 0)
         attn.n_heads = c->layer_heads[layer];
     if (c->still_grows && c->ropes[attn.rope].rotary_dim > 0)
@@ -62,6 +65,8 @@ static struct attn_plan plan_attention(const struct hf_config *c, int window, in
     if (c->layer_kinds[layer] == LAYER_FULL) {
         attn.n_kv_heads = c->full_kv_heads;
         attn.head_dim = c->full_head_dim;
+        if (c->value_dim == 0)
+            attn.value_dim = attn.head_dim;
         attn.values_are_keys = c->values_are_keys;
     }
     if (c->index.is_shared[layer])

@@ -38,6 +38,7 @@ enum mixer_kind {
 /* Attention with keys and values of n_kv_heads heads, each for n_heads / n_kv_heads queries. */
 struct attn_plan {
     int n_heads, n_kv_heads, head_dim;
+    int value_dim;  /* of values in the checkpoint: zeros make them as wide as keys */
     int kv_copies;  /* ranks that hold the same kv head; 1: each is on one rank */
     int window;     /* tokens that a token sees, including itself; 0: all before it */
     int rope;       /* index in the plan's ropes */

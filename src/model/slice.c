@@ -43,6 +43,16 @@ static int slice_own_first(int whole, int own, int rank, int n_ranks)
     return rank / (n_ranks / (whole / own)) * own;
 }
 
+bool slice_is_padded(const struct slice_shape *s)
+{
+    return s->pad_rows.n > 0 || s->pad_cols.n > 0;
+}
+
+int slice_padded(const struct slice_pad *pad, int i)
+{
+    return pad->n > 0 ? i / pad->n * pad->own + i % pad->n : i;
+}
+
 /* Columns and each piece are divided in the same way. */
 struct slice slice_make(const struct slice_shape *shape, int rank, int n_ranks)
 {
@@ -53,11 +63,12 @@ struct slice slice_make(const struct slice_shape *shape, int rank, int n_ranks)
                           .n_cols = shape->own_cols};
 
     must(rank >= 0 && rank < n_ranks);
+    slice.n_cols = slice_padded(&shape->pad_cols, slice.n_cols);
     for (int i = 0; i < shape->n_pieces; i++) {
         const struct slice_piece *piece = &shape->pieces[i];
 
         slice.first[i] = slice_own_first(piece->rows, piece->own_rows, rank, n_ranks);
-        slice.n_rows += piece->own_rows;
+        slice.n_rows += slice_padded(&shape->pad_rows, piece->own_rows);
     }
     return slice;
 }

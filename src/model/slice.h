@@ -37,19 +37,26 @@ struct slice_piece {
     const struct head_order *order; /* NULL: unchanged; else rows are whole heads */
 };
 
-/* A whole tensor, before it is divided among ranks. */
+/* Room for more: each run of `n` rows (or columns) of the tensor is one of `own` of the slice,
+ * whose last ones are 0. n 0: there is none. */
+struct slice_pad {
+    int n, own;
+};
+
+/* A whole tensor, before it is divided among ranks. One with room has one piece, in its order. */
 struct slice_shape {
     int rows; /* of the tensor, all pieces */
     int n_pieces;
     struct slice_piece pieces[SLICE_PIECES_MAX];
     int cols, own_cols;
     int col_chunk, col_turn; /* columns are in chunks, in turns; col_turn 0: one chunk */
+    struct slice_pad pad_rows, pad_cols;
 };
 
 struct slice {
     struct slice_shape shape;
     int first[SLICE_PIECES_MAX]; /* the rank's first row of each piece */
-    int n_rows;                  /* of the rank: all pieces */
+    int n_rows;                  /* of the rank: all pieces, with room */
     int rows, cols;              /* of the tensor */
     int col, n_cols;             /* col: in the matrix's order */
 };
@@ -67,6 +74,13 @@ void slice_stack(struct slice_shape *s, int rows, int own_rows, const struct hea
  * part. */
 struct slice slice_make(const struct slice_shape *shape, int rank, int n_ranks);
 
+bool slice_is_padded(const struct slice_shape *s);
+
+/* The place of element i behind the room of those before it, and how many places i elements take,
+ * which are whole runs. */
+int slice_padded(const struct slice_pad *pad, int i);
+
+/* Not of a slice with room. */
 int slice_row(const struct slice *s, int row); /* the row of the tensor that is row `row` of the
                                                 * slice */
 int slice_to(const struct slice *s, int row);  /* the row of the slice for a row of the tensor,

@@ -165,6 +165,35 @@ static struct slice_shape weights_half_shape(const struct loading *in,
     return shape;
 }
 
+/* Values that are narrower than keys: zeros below each head make them as wide. */
+static void weights_narrow_values(struct slice_shape *shape, const struct attn_plan *whole,
+                                  const struct attn_plan *own)
+{
+    int width = whole->value_dim;
+
+    if (width == whole->head_dim)
+        return;
+    *shape = slice_whole(whole->n_kv_heads * width, own->n_kv_heads * width, shape->cols,
+                         shape->own_cols);
+    shape->pad_rows = (struct slice_pad){width, whole->head_dim};
+}
+
+/* The columns of the output projection, likewise. */
+static struct slice_shape weights_out_shape(const struct loading *in,
+                                            const struct layer_plan *whole,
+                                            const struct layer_plan *part)
+{
+    const struct attn_plan *attn = &whole->attn;
+    struct slice_shape shape;
+
+    if (attn->value_dim == attn->head_dim)
+        return slice_whole(in->dim, in->dim, plan_mixer_out(whole), plan_mixer_out(part));
+    shape = slice_whole(in->dim, in->dim, attn->n_heads * attn->value_dim,
+                        part->attn.n_heads * attn->value_dim);
+    shape.pad_cols = (struct slice_pad){attn->value_dim, attn->head_dim};
+    return shape;
+}
+
 /* The tensors of q, k and v, or the single tensor if the architecture has a name for it. Where keys
  * are values, their tensor is listed twice: norms and positions make the difference. */
 static struct loader_tensors weights_qkv_tensors(const struct loading *in,
@@ -184,6 +213,8 @@ static struct loader_tensors weights_qkv_tensors(const struct loading *in,
         struct slice_shape one = {.cols = shape.cols, .own_cols = shape.cols};
 
         slice_stack(&one, shape.pieces[i].rows, shape.pieces[i].own_rows, i < 2 ? order : NULL);
+        if (i == 2)
+            weights_narrow_values(&one, whole, own);
         if (i == 0 && whole->has_gate && names->attn_gate == NULL)
             one = weights_half_shape(in, whole, own, 0, order);
         loader_add(&all, patterns[i], one);
@@ -213,8 +244,8 @@ static void weights_load_attention(const struct loading *in, const struct layer_
     const struct attn_plan *attn = &whole->attn;
     const struct loader_tensors qkv = weights_qkv_tensors(in, attn, &part->attn);
     const struct loader_tensors gate = weights_gate_tensor(in, attn, &part->attn);
-    const struct loader_tensors out_proj = loader_tensor(
-        names->o, slice_whole(in->dim, in->dim, plan_mixer_out(whole), plan_mixer_out(part)));
+    const struct loader_tensors out_proj =
+        loader_tensor(names->o, weights_out_shape(in, whole, part));
 
     w->k_scale = w->v_scale = 1.0f;
     if (loader->files != NULL && loader->from->kv_scales && !attn->is_shared) {

@@ -296,6 +296,19 @@ EXPERTS = {
                                                       "partial_rotary_factor": 0.5},
                                    "sliding_attention": {"rope_type": "default",
                                                          "rope_theta": 1e3}}), False, 0.25),
+    # Values of 10 beside keys of 18, of which 6 elements rotate; other kv heads, and sinks, in layers
+    # with a window.
+    "mimo-v2": ("mimo_v2_flash", small(head_dim=18, v_head_dim=10, num_key_value_heads=1,
+                                       sliding_window=24, layer_types=TYPES[:3], n_routed_experts=6,
+                                       n_group=3, topk_group=2, num_experts_per_tok=2,
+                                       moe_intermediate_size=20, routed_scaling_factor=1.7,
+                                       rope_parameters={
+                                           "full_attention": {"rope_type": "default",
+                                                              "rope_theta": 1e5,
+                                                              "partial_rotary_factor": 0.334},
+                                           "sliding_attention": {
+                                               "rope_type": "default", "rope_theta": 1e4,
+                                               "partial_rotary_factor": 0.334}}), False, 0.25),
     "olmoe": ("olmoe", few_experts(intermediate_size=20, num_experts=5,
                                    num_experts_per_tok=2), False, 0.25),
     "granite-moe": ("granitemoe", few_experts(intermediate_size=20, num_local_experts=5,

@@ -119,6 +119,11 @@ static const struct {
      "\"num_attention_heads_per_layer\":[4,8],\"gating\":\"per-element\",\"num_experts\":7,"
      "\"num_experts_per_tok\":3,\"moe_intermediate_size\":52,"
      "\"shared_expert_intermediate_size\":44,\"moe_router_logit_softcapping\":0.05," SIZES "}"},
+    {"values narrower than keys, sinks and other kv heads under windows",
+     "{\"architectures\":[\"MiMoV2FlashForCausalLM\"],\"num_hidden_layers\":3,"
+     "\"layer_types\":[\"sliding_attention\",\"full_attention\",\"sliding_attention\"],"
+     "\"sliding_window\":19,\"v_head_dim\":13,\"n_routed_experts\":8,\"n_group\":4,"
+     "\"topk_group\":2,\"num_experts_per_tok\":3,\"moe_intermediate_size\":52," SIZES "}"},
     {"experts in groups",
      "{\"architectures\":[\"Glm4MoeForCausalLM\"],\"num_hidden_layers\":3,"
      "\"n_routed_experts\":12,\"num_experts_per_tok\":3,\"n_group\":4,\"topk_group\":2,"

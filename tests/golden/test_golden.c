@@ -365,7 +365,7 @@ static const char *whole_of(const char *name)
         {"families/deepseek-v3", "2"},         {"families/kimi-k25", "2"},
         {"families/ernie4-5-moe", "2"},        {"families/gpt-oss-mxfp4", "2"},
         {"families/kimi-linear", "2"},         {"families/deepseek-v32", "2"},
-        {"families/glm-moe-dsa", "2"}};
+        {"families/glm-moe-dsa", "2"},         {"families/mimo-v2", "2"}};
 
     for (size_t i = 0; i < sizeof models / sizeof models[0]; i++) {
         if (strcmp(models[i][0], name) == 0)
@@ -436,6 +436,7 @@ static const struct {
     {"families/llama4", "2", 2.0e-02, CPU_ONLY},
     {"families/step3p7", "2", 2.0e-02, CPU_ONLY},
     {"families/laguna", "2", 2.0e-02, CPU_ONLY},
+    {"families/mimo-v2", "24", 2.0e-02, ANY_DEVICE},
     {"families/seed-oss", "24", 4.4e-02, ANY_DEVICE},
     {"families/smollm3", "24", 3.9e-02, ANY_DEVICE},
     {"families/stablelm", "24", 1.5e-02, ANY_DEVICE},

@@ -31,6 +31,11 @@
     ",\"layer_types\":[\"full_attention\",\"sliding_attention\",\"sliding_attention\"," \
     "\"full_attention\"]"
 
+#define MIMO                                             \
+    OF("MiMoV2FlashForCausalLM")                         \
+    ",\"n_routed_experts\":6,\"num_experts_per_tok\":2," \
+    "\"head_dim\":24,\"v_head_dim\":16"
+
 static struct hf_config c;
 static char lines[4096];
 
@@ -90,6 +95,19 @@ static const struct {
     {LAGUNA LAGUNA_TYPES ",\"rope_parameters\":{\"full_attention\":{\"rope_type\":\"default\"}}}",
      "rope_parameters", ERR_INVALID},
     {LAGUNA ",\"mlp_layer_types\":[\"dense\"]}", "mlp_layer_types", ERR_INVALID},
+    {MIMO ",\"attention_bias\":true}", "attention_bias", ERR_UNSUPPORTED},
+    {MIMO ",\"attention_projection_layout\":\"fused_qkv\"}", "attention_projection_layout",
+     ERR_UNSUPPORTED},
+    {MIMO ",\"add_full_attention_sink_bias\":true}", "add_full_attention_sink_bias",
+     ERR_UNSUPPORTED},
+    {MIMO ",\"v_head_dim\":32}", "v_head_dim", ERR_INVALID},
+    {MIMO ",\"swa_head_dim\":32}", "swa_head_dim", ERR_UNSUPPORTED},
+    {MIMO ",\"swa_num_key_value_heads\":3}", "kv heads", ERR_INVALID},
+    {MIMO ",\"hybrid_layer_pattern\":[1]}", "hybrid_layer_pattern", ERR_INVALID},
+    {MIMO ",\"moe_layer_freq\":[1]}", "moe_layer_freq", ERR_INVALID},
+    {MIMO ",\"attention_value_scale\":0}", "attention_value_scale", ERR_INVALID},
+    {MIMO ",\"rope_parameters\":{\"full_attention\":{\"rope_type\":\"default\"}}}",
+     "sliding_attention", ERR_INVALID},
     {LLAMA4 ",\"attention_chunk_size\":0}", "attention_chunk_size", ERR_INVALID},
     {LLAMA4 ",\"floor_scale\":0}", "floor_scale", ERR_INVALID},
     {LLAMA4 ",\"attn_scale\":\"x\"}", "attn_scale", ERR_INVALID},
@@ -227,6 +245,35 @@ static void check_laguna(void)
        "has these");
 }
 
+/* The defaults of the class, then the fields of released files. */
+static void check_mimo(void)
+{
+    is_int(parse(MIMO "}"), ERR_OK, "a MiMo-V2 with the defaults of its class");
+    ok(c.layer_kinds[0] == LAYER_FULL && c.layer_kinds[1] == LAYER_WINDOW && c.window == 129 &&
+           c.n_kv_heads == 4 && c.full_kv_heads == 2 && c.value_dim == 16,
+       "its layers and their heads");
+    ok(c.sinks && c.sinks_locally && fabsf(c.by.attention - 0.707f) < 1e-6f &&
+           c.ropes[c.layer_ropes[0]].theta == 5e6 && c.ropes[c.layer_ropes[1]].theta == 1e4 &&
+           c.ropes[0].rotary_dim == 8 && c.host_only == NULL,
+       "its sinks and positions");
+    ok(!c.layer_experts[0] && c.layer_experts[1] && c.experts.has_bias &&
+           c.experts.group_best == 2 && c.experts.shared_dim == 0,
+       "its experts");
+    is_int(parse(MIMO ",\"hybrid_layer_pattern\":[0,1,1,0],\"sliding_window\":128,"
+                      "\"sliding_window_size\":128,\"swa_num_key_value_heads\":8,"
+                      "\"swa_head_dim\":24,\"swa_v_head_dim\":16,\"swa_num_attention_heads\":8,"
+                      "\"moe_layer_freq\":[0,1,0,1],\"rope_theta\":5000000,"
+                      "\"swa_rope_theta\":10000,\"partial_rotary_factor\":0.334,"
+                      "\"layernorm_epsilon\":1e-4,\"routed_scaling_factor\":null,"
+                      "\"add_swa_attention_sink_bias\":true,\"attention_value_scale\":null,"
+                      "\"add_full_attention_sink_bias\":false}"),
+           ERR_OK, "a released one");
+    ok(c.layer_kinds[3] == LAYER_FULL && c.window == 129 && c.n_kv_heads == 8 &&
+           c.full_kv_heads == 2 && !c.layer_experts[2] && c.layer_experts[3] &&
+           fabsf(c.norm.eps - 1e-4f) < 1e-9f && c.by.attention == 1.0f && c.experts.scale == 1.0f,
+       "has what its fields say");
+}
+
 int main(void)
 {
     log_set_level(LOG_LEVEL_ERROR);
@@ -234,6 +281,7 @@ int main(void)
     check_olmo_hybrid();
     check_apertus();
     check_llama4();
+    check_mimo();
     check_step();
     check_laguna();
     return tap_done();

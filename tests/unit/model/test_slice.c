@@ -53,6 +53,26 @@ static void check(const char *name, struct slice_shape shape, int n_ranks, int t
     ok(even, "%s, %d ranks: each element %d times", name, n_ranks, times);
 }
 
+/* Heads of 3 rows in room for 5, and of 4 columns in room for 6: two of them a rank. */
+static void check_room(void)
+{
+    struct slice_shape shape = slice_whole(12, 6, 16, 8);
+    struct slice s;
+
+    ok(!slice_is_padded(&shape), "a slice without room");
+    shape.pad_rows = (struct slice_pad){3, 5};
+    shape.pad_cols = (struct slice_pad){4, 6};
+    s = slice_make(&shape, 1, 2);
+    ok(slice_is_padded(&shape) && s.n_rows == 10 && s.n_cols == 12 && s.rows == 12 &&
+           s.cols == 16 && s.col == 8,
+       "one with it: its size, and the tensor's");
+    ok(slice_to(&s, 5) == -1 && slice_to(&s, 6) == 0 && slice_to(&s, 9) == 3,
+       "rows of the tensor are those of a slice without");
+    ok(slice_padded(&shape.pad_rows, 2) == 2 && slice_padded(&shape.pad_rows, 3) == 5 &&
+           slice_padded(&shape.pad_cols, 7) == 9,
+       "which have places behind the room of others");
+}
+
 static void make_order(struct head_order *o, const struct rope *r)
 {
     o->head_dim = r->head_dim;
@@ -202,5 +222,6 @@ int main(void)
     check_fused();
     check_turns();
     check_cuts();
+    check_room();
     return tap_done();
 }
