@@ -37,6 +37,14 @@ const float *weights_of_share(const struct loading *in, const float *all, size_t
 void weights_load_delta(const struct loading *in, const struct layer_plan *whole,
                         const struct layer_plan *part, struct layer_weights *w);
 
+/* --- weights_mamba.c --- */
+
+/* Layers of Mamba-2, and of short convolutions. */
+void weights_load_mamba(const struct loading *in, const struct layer_plan *whole,
+                        const struct layer_plan *part, struct layer_weights *w);
+void weights_load_conv(const struct loading *in, const struct layer_plan *whole,
+                       const struct layer_plan *part, struct layer_weights *w);
+
 /* --- weights_eagle.c --- */
 
 /* An EAGLE-3 head's weights beside those of its layer. */
