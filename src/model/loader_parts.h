@@ -57,6 +57,14 @@ struct part {
     bool is_turned;        /* the tensor is [columns][rows] */
 };
 
+/* Scales of a matrix by its format. */
+size_t loader_n_scales(const struct k_matrix *m);
+
+/* loader_random.c. Fill a matrix with random elements, and dev_scales with scales that make
+ * quantised ones as large as plain ones. Errors are kept in l. */
+void loader_fill_random(struct loader *l, const struct k_matrix *m, float *dev_scales,
+                        const struct part *parts, int n_parts);
+
 /* The target of a tensor of the list on a rank. */
 struct target *loader_target_of(const struct loader *l, size_t item, int rank);
 
