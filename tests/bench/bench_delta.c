@@ -55,7 +55,8 @@ static float *bench_small(size_t n, float scale)
 /* by_channel: there are as many key heads as value heads. */
 static void bench_open(struct bench *b, int n_v_heads, bool by_channel)
 {
-    struct k_delta_shape s = {by_channel ? n_v_heads : 16, n_v_heads, 128, 128, 4, by_channel};
+    struct k_delta_shape s = {
+        by_channel ? n_v_heads : 16, n_v_heads, 128, 128, 4, by_channel, false};
     size_t keys = (size_t)k_delta_keys(&s) * 4, forgets = (size_t)k_delta_forgets(&s);
     size_t channels = (size_t)k_delta_channels(&s), values = (size_t)k_delta_values(&s);
     float *taps = bench_small(channels * 4, 0.5f);

@@ -59,8 +59,11 @@ static inline int states_half_life(int head)
 /* The weights' views: of `numbers` on the host or a device; norms are given apart. */
 static inline void states_point(struct states *s, const float *numbers, const void *norm)
 {
-    const struct k_delta_shape of_delta = {STATES_HEADS, STATES_HEADS, 128,
-                                           128,          STATES_TAPS,  false};
+    const struct k_delta_shape of_delta = {.n_k_heads = STATES_HEADS,
+                                           .n_v_heads = STATES_HEADS,
+                                           .k_dim = 128,
+                                           .v_dim = 128,
+                                           .n_taps = STATES_TAPS};
     const struct k_mamba_shape of_mamba = {.n_heads = STATES_HEADS,
                                            .head_dim = 64,
                                            .n_groups = 1,

@@ -52,7 +52,7 @@ static const int skewed[] = {3001, 5, 1, 130, 64, 0, 17, 16};
 static const int equal[] = {272, 272, 272, 272, 272, 272, 272, 272, 272, 272};
 static const int single[] = {1024};
 static const int one_key[] = {1};
-static const int none[] = {0, 0};
+static const int no_keys[] = {0, 0};
 
 #define LENGTHS(list) sizeof(list) / sizeof(list)[0], list
 static const struct {
@@ -65,7 +65,7 @@ static const struct {
     {6, 2, 80, 16, K_BF16, LENGTHS(all_sorts)},   {32, 8, 128, 16, K_BF16, LENGTHS(all_sorts)},
     {32, 8, 128, 16, K_BF16, LENGTHS(skewed)},    {32, 8, 128, 16, K_BF16, LENGTHS(equal)},
     {32, 8, 128, 16, K_BF16, LENGTHS(single)},    {32, 8, 128, 64, K_BF16, LENGTHS(single)},
-    {32, 8, 128, 16, K_BF16, LENGTHS(one_key)},   {32, 8, 128, 16, K_BF16, LENGTHS(none)},
+    {32, 8, 128, 16, K_BF16, LENGTHS(one_key)},   {32, 8, 128, 16, K_BF16, LENGTHS(no_keys)},
     {32, 8, 128, 64, K_BF16, LENGTHS(all_sorts)}, {4, 1, 128, 32, K_BF16, LENGTHS(skewed)},
     {5, 1, 96, 16, K_BF16, LENGTHS(all_sorts)},   {14, 2, 64, 32, K_BF16, LENGTHS(skewed)},
     {16, 2, 128, 8, K_BF16, LENGTHS(all_sorts)},  {16, 1, 128, 16, K_BF16, LENGTHS(skewed)},
@@ -85,7 +85,7 @@ static const struct {
     {8, 1, 512, 16, K_BF16, LENGTHS(all_sorts)},  {4, 2, 512, 16, K_BF16, LENGTHS(skewed)},
     {16, 1, 512, 16, K_BF16, LENGTHS(skewed)},    {8, 2, 512, 8, K_BF16, LENGTHS(equal)},
     {8, 1, 512, 64, K_BF16, LENGTHS(single)},     {5, 1, 328, 16, K_BF16, LENGTHS(all_sorts)},
-    {2, 1, 510, 24, K_BF16, LENGTHS(skewed)},     {8, 1, 512, 16, K_BF16, LENGTHS(none)},
+    {2, 1, 510, 24, K_BF16, LENGTHS(skewed)},     {8, 1, 512, 16, K_BF16, LENGTHS(no_keys)},
     {8, 1, 512, 16, K_E4M3, LENGTHS(all_sorts)},  {16, 1, 512, 8, K_E4M3, LENGTHS(skewed)},
     {8, 2, 512, 32, K_E4M3, LENGTHS(equal)},      {6, 2, 498, 16, K_E4M3, LENGTHS(skewed)},
     {16, 2, 64, 16, K_BF16, LENGTHS(all_sorts)},  {16, 2, 64, 64, K_E4M3, LENGTHS(all_sorts)},

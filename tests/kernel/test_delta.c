@@ -13,12 +13,13 @@
 static const struct {
     struct k_delta_shape shape;
     size_t page_elems, at;
-} shapes[] = {{{1, 1, 4, 4, 2, false}, 16, 0},       {{2, 4, 12, 20, 4, false}, 100, 24},
-              {{3, 3, 33, 70, 3, false}, 1001, 5},   {{2, 6, 128, 128, 4, false}, 16384, 0},
-              {{1, 2, 128, 128, 4, false}, 4100, 8}, {{2, 2, 64, 128, 4, false}, 8192, 4},
-              {{1, 4, 128, 96, 4, false}, 8192, 40}, {{2, 4, 12, 20, 4, true}, 100, 24},
-              {{3, 3, 33, 70, 3, true}, 1001, 5},    {{6, 6, 128, 128, 4, true}, 16384, 0},
-              {{2, 2, 128, 128, 4, true}, 4100, 8},  {{4, 4, 64, 128, 2, true}, 8192, 4}};
+} shapes[] = {
+    {{1, 1, 4, 4, 2, false, false}, 16, 0},       {{2, 4, 12, 20, 4, false, false}, 100, 24},
+    {{3, 3, 33, 70, 3, false, false}, 1001, 5},   {{2, 6, 128, 128, 4, false, false}, 16384, 0},
+    {{1, 2, 128, 128, 4, false, false}, 4100, 8}, {{2, 2, 64, 128, 4, false, false}, 8192, 4},
+    {{1, 4, 128, 96, 4, false, false}, 8192, 40}, {{2, 4, 12, 20, 4, true, false}, 100, 24},
+    {{3, 3, 33, 70, 3, true, false}, 1001, 5},    {{6, 6, 128, 128, 4, true, false}, 16384, 0},
+    {{2, 2, 128, 128, 4, true, false}, 4100, 8},  {{4, 4, 64, 128, 2, true, false}, 8192, 4}};
 
 /* A padding sequence, one that begins, decodes, chunks. Without starts there are decodes alone. */
 static struct {

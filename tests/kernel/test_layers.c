@@ -113,7 +113,7 @@ static void check_split_norm(int n, int dim, bool counts)
 /* Of the first dim - 1 elements of each row. */
 static void check_growth(int n, int dim, const int32_t *pos)
 {
-    const struct k_growth growth = {0.4f, 3};
+    const struct k_growth growth = {0.4f, 3, 0};
     size_t size = (size_t)n * (size_t)dim;
     float *x = gpu_random(size, 2.0f), *got;
     k_bf16 *dx = gpu_bf16(x, size);

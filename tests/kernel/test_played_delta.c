@@ -20,11 +20,11 @@
 #define N_PAGES   (N_MANY * PAGES_MAX)
 #define PAGE      2048 /* elements; of whole heads 4096 */
 
-static const struct k_delta_shape shapes[] = {{1, 2, 128, 128, 4, false},
-                                              {2, 4, 12, 20, 3, false},
-                                              {2, 2, 128, 128, 4, true},
-                                              {2, 4, 33, 21, 3, true},
-                                              {3, 3, 20, 20, 2, true}};
+static const struct k_delta_shape shapes[] = {{1, 2, 128, 128, 4, false, false},
+                                              {2, 4, 12, 20, 3, false, false},
+                                              {2, 2, 128, 128, 4, true, false},
+                                              {2, 4, 33, 21, 3, true, false},
+                                              {3, 3, 20, 20, 2, true, false}};
 
 /* A padding sequence, one that begins, one that goes on, a decode or one more of few tokens. */
 enum step { DECODES, FEW, CHUNKS, MANY };

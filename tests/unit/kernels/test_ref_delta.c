@@ -22,7 +22,7 @@
 #define N_PAGES    (2 * PAGES)
 #define BEFORE     20
 
-static struct k_delta_shape shape = {K_HEADS, V_HEADS, K_DIM, V_DIM, TAPS, false};
+static struct k_delta_shape shape = {K_HEADS, V_HEADS, K_DIM, V_DIM, TAPS, false, false};
 
 /* By channel rows are CHANNELS long and gates V_HEADS. */
 static float in[TOKENS * ROW], gates[TOKENS * 2 * V_HEADS];

@@ -177,7 +177,7 @@ static void check_growth(void)
     float x[] = {1.0f, -2.0f, 5.0f, 1.0f, -2.0f, 5.0f, 1.0f, -2.0f, 5.0f};
     bool grown = true;
 
-    ref_grow(x, 3, 2, &(struct k_growth){0.5f, 4}, pos, 3);
+    ref_grow(x, 3, 2, &(struct k_growth){0.5f, 4, 0}, pos, 3);
     for (int t = 0; t < 3; t++)
         grown = grown && fabs((double)x[3 * t] - by[t]) < 1e-6 &&
                 fabs((double)x[3 * t + 1] + 2.0 * by[t]) < 1e-6 && x[3 * t + 2] == 5.0f;
