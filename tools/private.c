@@ -87,7 +87,7 @@ static _Noreturn void private_keep(const struct private_server *p, const struct 
     if (server == 0)
         private_exec(plan, out, log, self);
     (void)close(out); /* the command sees the server's end */
-    /* The pipe of what this command prints must end with this command. */
+    /* A reader of the output of this command must see its end, so no copy stays open here. */
     for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
         (void)close(fd);
     while (server > 0 && waitpid(server, &status, WNOHANG) == 0) {

@@ -35,7 +35,8 @@ static int unknown(const char *word)
 }
 
 /* A descriptor of 0 to 2 that is closed would be that of the next file or socket, and messages and
- * answers would be written into it. What is opened instead cannot be written (1) or read. */
+ * answers would be written into it. Answers to a closed standard output fail, because /dev/null is
+ * open for reading there; error messages are lost. */
 static void open_standard(void)
 {
     for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++) {

@@ -164,7 +164,7 @@ static int main_read_pooling(struct engine *e)
     return pooling_find_tokens(p, e->settings.model);
 }
 
-/* vLLM's names of what the folder or file tells by itself. */
+/* vLLM's names of formats. The folder or file tells its format by itself. */
 static bool main_is_format(const char *load_format)
 {
     static const char *const formats[] = {"auto", "hf",           "safetensors",

@@ -141,25 +141,33 @@ void family_mixtral(struct hf_config *c, struct config_source *s, const struct j
     family_check_experts(c, s);
 }
 
-/* Layers without experts, by a list and by an interval. */
-static void family_read_dense_layers(struct hf_config *c, struct config_source *s,
-                                     const struct json *obj)
+/* Every `interval`-th layer has experts. */
+static void family_space_experts(struct hf_config *c, struct config_source *s,
+                                 const struct json *obj, const char *interval)
 {
-    int step = source_whole(s, obj, "decoder_sparse_step", 1, 1, HF_CONFIG_LAYERS_MAX);
-    const struct json *list = json_get(obj, "mlp_only_layers");
+    int step = source_whole(s, obj, interval, 1, 1, HF_CONFIG_LAYERS_MAX);
 
     for (int i = 0; i < c->n_layers; i++)
         c->layer_experts[i] = (i + 1) % step == 0;
+}
+
+/* The layers of a list of numbers have experts, or have none. Numbers of no layer are ignored, as
+ * in transformers. */
+static void family_list_experts(struct hf_config *c, struct config_source *s,
+                                const struct json *obj, const char *field, bool has_experts)
+{
+    const struct json *list = json_get(obj, field);
+
     if (list == NULL || list->kind == JSON_NULL)
         return;
     for (uint32_t i = 0; list->kind == JSON_LIST && i < list->n; i++) {
         const struct json *layer = &list->items[i];
 
         if (layer->kind == JSON_INT && layer->whole >= 0 && layer->whole < c->n_layers)
-            c->layer_experts[layer->whole] = false;
+            c->layer_experts[layer->whole] = has_experts;
     }
     if (list->kind != JSON_LIST) {
-        log_error("model: %s: mlp_only_layers must be a list", s->name);
+        log_error("model: %s: %s must be a list", s->name, field);
         source_fail(s, ERR_INVALID);
     }
 }
@@ -171,7 +179,8 @@ static void family_read_qwen(struct hf_config *c, struct config_source *s, const
     family_read_experts(c, s, obj, "num_experts", "moe_intermediate_size", ff_dim);
     family_read_used(c, s, obj, "num_experts_per_tok", n_used);
     c->experts.renorms = source_flag(s, obj, "norm_topk_prob", false);
-    family_read_dense_layers(c, s, obj);
+    family_space_experts(c, s, obj, "decoder_sparse_step");
+    family_list_experts(c, s, obj, "mlp_only_layers", false);
 }
 
 void family_qwen2_moe(struct hf_config *c, struct config_source *s, const struct json *obj)
@@ -621,25 +630,12 @@ static void llama4_read_chunk(struct hf_config *c, struct config_source *s, cons
 /* moe_layers lists those with experts; without it every so many layers the last one has them. */
 static void llama4_read_layers(struct hf_config *c, struct config_source *s, const struct json *obj)
 {
-    int step = source_whole(s, obj, "interleave_moe_layer_step", 1, 1, HF_CONFIG_LAYERS_MAX);
     const struct json *list = json_get(obj, "moe_layers");
 
-    for (int i = 0; i < c->n_layers; i++)
-        c->layer_experts[i] = (i + 1) % step == 0;
-    if (list == NULL || list->kind == JSON_NULL)
-        return;
-    for (int i = 0; i < c->n_layers; i++)
+    family_space_experts(c, s, obj, "interleave_moe_layer_step");
+    for (int i = 0; i < c->n_layers && list != NULL && list->kind != JSON_NULL; i++)
         c->layer_experts[i] = false;
-    for (uint32_t i = 0; list->kind == JSON_LIST && i < list->n; i++) {
-        const struct json *layer = &list->items[i];
-
-        if (layer->kind == JSON_INT && layer->whole >= 0 && layer->whole < c->n_layers)
-            c->layer_experts[layer->whole] = true;
-    }
-    if (list->kind != JSON_LIST) {
-        log_error("model: %s: moe_layers must be a list", s->name);
-        source_fail(s, ERR_INVALID);
-    }
+    family_list_experts(c, s, obj, "moe_layers", true);
 }
 
 /* Released files have a number for attn_temperature_tuning. */

@@ -325,8 +325,8 @@ static void gguf_config_put_scaling(struct gguf_reading *r, const char *type)
             gguf_config_put_number(r, numbers[i].field, number);
     }
     /* With latents a tenth of mscale_all_dim, in single precision. The file does not have mscale,
-     * which is equal to it in these models: so cosines are not multiplied, and scores by what the
-     * two say. In others mscale is 1. */
+     * which is equal to it in these models: so cosines are not multiplied, and scores are, by the
+     * factor of both. In others mscale is 1. */
     if (r->family->is_latent)
         by = round(by * 1e7) / 1e6;
     if (by != 0.0) {

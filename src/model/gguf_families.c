@@ -94,7 +94,7 @@ void gguf_family_put_afmoe(struct gguf_reading *r)
     gguf_config_put_flag(r, "mup_enabled", true);
 }
 
-/* --- what follows from the parsed configuration --------------------------------------------- */
+/* --- after the configuration is parsed ------------------------------------------------------ */
 
 /* Files of vision models have rows of queries and keys in halves. */
 void gguf_family_set_glm4(struct gguf_reading *r, struct hf_config *c)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The settings of a GGUF file, read and written into the text of a config.json: what all files of
- * gguf_parts.h share. */
+ * The settings of a GGUF file, read and written into the text of a config.json: functions that all
+ * files with gguf_parts.h share. */
 #include "model/gguf_parts.h"
 
 #include <math.h>

@@ -29,8 +29,8 @@
 
 /* --- settings that all have ----------------------------------------------------------------- */
 
-/* These may be one number or one per layer; models without positions have a length of what rotates
- * all the same. */
+/* These may be one number or one per layer. The second list is of models without positions, whose
+ * files have a rotary length all the same, which is ignored. */
 const char *const gguf_states_own[] = {"attention.head_count_kv", "feed_forward_length", NULL};
 const char *const gguf_states_own_all[] = {"attention.head_count_kv", "feed_forward_length", "rope",
                                            NULL};
@@ -66,7 +66,7 @@ static double states_common(struct gguf_reading *r, const char *key)
     return common;
 }
 
-/* The lists of all layers, as what they have in common; kinds of layers are written apart. */
+/* The number that all entries of a list share; kinds of layers are written apart. */
 static void states_put_counts(struct gguf_reading *r)
 {
     double heads = states_common(r, "attention.head_count_kv");

@@ -259,7 +259,7 @@ void config_scale_len(struct hf_config *c, const struct json *obj)
         len = json_real(original) * factor;
     else if (strcmp(type, "linear") == 0 || strcmp(type, "dynamic") == 0)
         len *= factor;
-    if (!(len > c->len_max)) /* also what is no number */
+    if (!(len > c->len_max)) /* also if it is NaN */
         len = c->len_max;
     c->len_scaled = len < HF_CONFIG_LEN_MAX ? (int)len : HF_CONFIG_LEN_MAX;
     if (strcmp(type, "yarn") == 0)

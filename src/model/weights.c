@@ -519,8 +519,8 @@ static void weights_load_layer_embeds(const struct loading *in, struct layer_wei
     w->norm_embed_after = weights_load_norm(in, in->names->norm_embed_after, true);
 }
 
-/* The numbers of xIELU: two are learned, as what a softplus is taken of; the others are constants
- * that files have, too. */
+/* The numbers of xIELU: of the two learned ones the file has the inputs of a softplus; the others
+ * are constants that files have, too. */
 static struct k_xielu weights_load_xielu(const struct loading *in)
 {
     static const char positive[] = "model.layers.%d.mlp.act_fn.alpha_p",

@@ -249,36 +249,6 @@ def add_settings(w, arch, config, name):
             w.add_sliding_window_pattern([t == "sliding_attention" for t in config["layer_types"]])
 
 
-def merge_experts(config, tensors):
-    """One tensor for all experts of a layer; layers behind the last are those that draft."""
-    out = {}
-    for name, data in tensors.items():
-        at = name.split(".")
-        if name.startswith("model.layers.") and int(at[2]) >= config["num_hidden_layers"]:
-            continue
-        if ".mlp.experts." not in name:
-            out[name.replace("e_score_correction_bias", "e_score_correction.bias")] = data
-        elif at[5] == "0":
-            of = [tensors[".".join(at[:5] + [str(e)] + at[6:])]
-                  for e in range(config["n_routed_experts"])]
-            out[".".join(at[:5] + at[6:])] = torch.stack(of)
-    return out
-
-
-def split_rows(config, tensors):
-    """kv_b: rows of keys, transposed, and of values, by head."""
-    out = {}
-    heads, nope = config["num_attention_heads"], config["qk_nope_head_dim"]
-    for name, data in tensors.items():
-        if ".kv_b_proj." not in name:
-            out[name] = data
-            continue
-        rows = data.view(heads, nope + config["v_head_dim"], data.shape[-1])
-        out[name.replace("kv_b", "k_b")] = rows[:, :nope].transpose(1, 2).contiguous()
-        out[name.replace("kv_b", "v_b")] = rows[:, nope:].contiguous()
-    return out
-
-
 def names_of(arch, layers):
     """The package's names of tensors."""
     arch = experts.NAMES_OF.get(arch, arch)
@@ -313,9 +283,10 @@ def add_tensors(w, arch, config, folder, is_old):
     if is_own:
         tensors = experts.change_tensors(arch, config, tensors)
     elif arch == "deepseek2":
-        tensors = merge_experts(config, tensors)
+        tensors = {experts.change_names(arch, n): t
+                   for n, t in experts.merge_experts(config, tensors).items()}
         if folder.split("/")[-1] not in OLD_ROWS:
-            tensors = split_rows(config, tensors)
+            tensors = experts.split_rows(config, tensors)
     for name, data in sorted(tensors.items()):
         to = experts.name_of(arch, name) or names.get_name(name, try_suffixes=(".weight", ".bias"))
         if name in ("lm_head.weight", "lm_head.bias"):  # tied in all real Gemmas, not in the test's
